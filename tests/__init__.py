@@ -1,0 +1,1 @@
+"""Tests: unit/ needs no privilege, kernel/ loads BPF and probes real processes."""
