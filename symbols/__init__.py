@@ -1,1 +1,1 @@
-"""What a Go executable says about itself: its functions, its Go version, the layout of its runtime's structs."""
+"""What is in a Go executable's file: segments, symbols, build facts. Pure reading; nothing here touches a process."""

@@ -1,0 +1,3 @@
+module schedtrace.test
+
+go 1.19
