@@ -1,0 +1,218 @@
+"""bpf/types.h as ctypes: the structs and enums that BPF and user space share.
+
+types.h is the authority. tests/unit/test_abi.py compares this module with types.h through debug info, and
+:mod:`schedtrace.session` compares it once more with what BCC made of types.h before it attaches anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from typing import ClassVar
+
+HISTOGRAM_SLOTS = 25
+REASON_COUNT = 64
+REASON_UNKNOWN = 63
+OFFSET_UNKNOWN = 0xFFFF
+
+
+class GoroutineState(enum.IntEnum):
+    """enum goroutine_state"""
+
+    IDLE = 0
+    RUNNABLE = 1
+    RUNNING = 2
+    SYSCALL = 3
+    WAITING = 4
+    DEAD = 6
+    COPYSTACK = 8
+    PREEMPTED = 9
+    LEAKED = 10
+    DEADEXTRA = 11
+    COUNT = 12
+
+
+class WakeCause(enum.IntEnum):
+    """enum wake_cause"""
+
+    NEW = 0
+    PREEMPTED = 1
+    YIELDED = 2
+    CHANNEL = 3
+    SELECT = 4
+    MUTEX = 5
+    NETWORK = 6
+    TIMER = 7
+    SYSCALL = 8
+    GC = 9
+    OTHER = 10
+    COUNT = 11
+
+
+class ProbeProgram(enum.IntEnum):
+    """enum probe_program; the BPF function is on_<name in lower case>"""
+
+    CASGSTATUS = 0
+    PARK_M = 1
+    READY = 2
+    INJECTGLIST = 3
+    EXECUTE = 4
+    NEWPROC = 5
+    GOSCHEDIMPL = 6
+    GOYIELD_M = 7
+    PREEMPTPARK = 8
+    GDESTROY = 9
+    EXITSYSCALL_NOP = 10
+    COROSWITCH_M = 11
+    REENTERSYSCALL = 12
+    EXITSYSCALL = 13
+    COUNT = 16
+
+
+class LostReason(enum.IntEnum):
+    """enum lost_reason"""
+
+    GOROUTINES_FULL = 0
+    FUNCTIONS_FULL = 1
+    THREADS_FULL = 2
+    INCONSISTENT = 3
+    UNREADABLE = 4
+    LIST_TOO_LONG = 5
+    BEGAN_BEFORE = 6
+    COUNT = 8
+
+
+Fields = ClassVar[list[tuple[str, type]]]
+
+
+class Histogram(ctypes.Structure):
+    """struct histogram"""
+
+    _fields_: Fields = [
+        ("slots", ctypes.c_uint64 * HISTOGRAM_SLOTS),
+        ("sum_ns", ctypes.c_uint64),
+        ("max_ns", ctypes.c_uint64),
+    ]
+
+
+class Target(ctypes.Structure):
+    """struct target"""
+
+    _fields_: Fields = [
+        ("attached_ns", ctypes.c_uint64),
+        ("running_reasons", ctypes.c_uint64),
+        ("slot", ctypes.c_uint32),
+        ("g_waitreason", ctypes.c_uint16),
+        ("g_preempt", ctypes.c_uint16),
+        ("g_schedlink", ctypes.c_uint16),
+        ("g_syscallsp", ctypes.c_uint16),
+        ("g_startpc", ctypes.c_uint16),
+        ("g_coroarg", ctypes.c_uint16),
+        ("g_coroexit", ctypes.c_uint16),
+        ("coro_gp", ctypes.c_uint16),
+        ("coroutine_reason", ctypes.c_uint8),
+        ("padding", ctypes.c_uint8 * 3),
+        ("cause_of_reason", ctypes.c_uint8 * REASON_COUNT),
+    ]
+
+
+class GoroutineKey(ctypes.Structure):
+    """struct goroutine_key"""
+
+    _fields_: Fields = [("g", ctypes.c_uint64), ("tgid", ctypes.c_uint32), ("padding", ctypes.c_uint32)]
+
+
+class Totals(ctypes.Structure):
+    """struct totals"""
+
+    _fields_: Fields = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "goroutines",
+            "exits",
+            "parks",
+            "readies",
+            "runs",
+            "preempted",
+            "yielded",
+            "switches",
+            "syscalls",
+            "runnable_ns",
+            "running_ns",
+            "waiting_ns",
+            "syscall_ns",
+            "max_runnable_ns",
+            "max_waiting_ns",
+        )
+    ]
+
+
+class Goroutine(ctypes.Structure):
+    """struct goroutine"""
+
+    _fields_: Fields = [
+        ("since_ns", ctypes.c_uint64),
+        ("start_pc", ctypes.c_uint64),
+        ("state", ctypes.c_uint8),
+        ("reason", ctypes.c_uint8),
+        ("cause", ctypes.c_uint8),
+        ("partial", ctypes.c_uint8),
+        ("switched", ctypes.c_uint8),
+        ("padding", ctypes.c_uint8 * 3),
+        ("totals", Totals),
+    ]
+
+
+class FunctionKey(ctypes.Structure):
+    """struct function_key"""
+
+    _fields_: Fields = [("start_pc", ctypes.c_uint64), ("slot", ctypes.c_uint32), ("padding", ctypes.c_uint32)]
+
+
+class TargetStats(ctypes.Structure):
+    """struct target_stats"""
+
+    _fields_: Fields = [
+        ("transitions", ctypes.c_uint64 * (GoroutineState.COUNT * GoroutineState.COUNT)),
+        ("sched_latency", Histogram * WakeCause.COUNT),
+        ("wait", Histogram * REASON_COUNT),
+        ("run_queue", Histogram),
+        ("partial_ns", ctypes.c_uint64 * GoroutineState.COUNT),
+        ("partial_wait_ns", ctypes.c_uint64 * REASON_COUNT),
+        ("partial_waits", ctypes.c_uint64 * REASON_COUNT),
+        ("hits", ctypes.c_uint64 * ProbeProgram.COUNT),
+        ("lost", ctypes.c_uint64 * LostReason.COUNT),
+        ("cgroup_id", ctypes.c_uint64),
+        ("executions", ctypes.c_uint64),
+    ]
+
+
+class Thread(ctypes.Structure):
+    """struct thread"""
+
+    _fields_: Fields = [
+        ("runnable_since_ns", ctypes.c_uint64),
+        ("slot", ctypes.c_uint32),
+        ("on_cpu", ctypes.c_uint32),
+    ]
+
+
+STRUCTS: dict[str, type[ctypes.Structure]] = {
+    "histogram": Histogram,
+    "target": Target,
+    "goroutine_key": GoroutineKey,
+    "totals": Totals,
+    "goroutine": Goroutine,
+    "function_key": FunctionKey,
+    "target_stats": TargetStats,
+    "thread": Thread,
+}
+"""Struct name in types.h -> its ctypes twin."""
+
+ENUMS: dict[str, tuple[str, type[enum.IntEnum]]] = {
+    "goroutine_state": ("STATE_", GoroutineState),
+    "wake_cause": ("CAUSE_", WakeCause),
+    "probe_program": ("PROGRAM_", ProbeProgram),
+    "lost_reason": ("LOST_", LostReason),
+}
+"""Enum name in types.h -> prefix of its constants there, and its twin."""

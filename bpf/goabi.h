@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: GPL-2.0
+ *
+ * Go's register ABI (ABIInternal, Go 1.17 on amd64, 1.18 on arm64): where a function finds its first arguments and the
+ * current g. https://go.dev/s/regabi and src/cmd/compile/abi-internal.md in the Go tree.
+ */
+#ifndef SCHEDTRACE_GOABI_H
+#define SCHEDTRACE_GOABI_H
+
+#if defined(__x86_64__)
+#define GO_ARG0(ctx) ((ctx)->ax)
+#define GO_ARG1(ctx) ((ctx)->bx)
+#define GO_ARG2(ctx) ((ctx)->cx)
+#define GO_CURRENT_G(ctx) ((ctx)->r14)
+#elif defined(__aarch64__)
+#define GO_ARG0(ctx) ((ctx)->regs[0])
+#define GO_ARG1(ctx) ((ctx)->regs[1])
+#define GO_ARG2(ctx) ((ctx)->regs[2])
+#define GO_CURRENT_G(ctx) ((ctx)->regs[28])
+#else
+#error "schedtrace knows Go's register ABI on x86-64 and arm64 only"
+#endif
+
+#endif

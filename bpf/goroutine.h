@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: GPL-2.0
+ *
+ * The state machine of a goroutine. Every probe ends in move(): this goroutine goes from one state to another, now.
+ *
+ * A state is left at a probe, so that the interval that ends there is known: it goes into a histogram (runnable,
+ * waiting) or into a sum (the rest). Only consistent intervals are recorded; the others are counted by reason.
+ */
+#ifndef SCHEDTRACE_GOROUTINE_H
+#define SCHEDTRACE_GOROUTINE_H
+
+#include "maps.h"
+
+/* Not one of Go's states: this goroutine has not been seen before. */
+#define STATE_UNSEEN 0xff
+
+/* A coroutine switch is seen at coroswitch_m; if its direct CAS fails, casgstatus reports the same move again. */
+enum coroutine_switch {
+	SWITCH_NONE = 0,
+	SWITCH_OUT = 1,
+	SWITCH_IN = 2,
+};
+
+/* Why the current interval belongs in no histogram: its beginning is not known. */
+enum partial {
+	PARTIAL_NOT = 0,
+	PARTIAL_BEGAN_BEFORE = 1,
+	PARTIAL_INCONSISTENT = 2,
+};
+
+/* One hit of a probe in a process that is a target. */
+struct hit {
+	struct target *target;
+	struct target_stats *stats;
+	__u64 now_ns;
+	__u32 tgid;
+};
+
+/* False if the process is not a target. */
+static __always_inline int begin(struct hit *hit, __u32 program)
+{
+	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	struct target *target = targets.lookup(&tgid);
+	struct target_stats *s;
+	__u64 cgroup_id;
+
+	if (!target) {
+		__u32 zero = 0;
+		__u64 *foreign = foreign_hits.lookup(&zero);
+
+		if (foreign)
+			add(foreign, 1);
+		return 0;
+	}
+	__u32 slot = target->slot;
+	s = stats.lookup(&slot);
+	if (!s)
+		return 0;
+	hit->target = target;
+	hit->stats = s;
+	hit->now_ns = bpf_ktime_get_ns();
+	hit->tgid = tgid;
+	add(&s->hits[program & (PROGRAM_COUNT - 1)], 1);
+	cgroup_id = bpf_get_current_cgroup_id();
+	if (s->cgroup_id != cgroup_id)
+		s->cgroup_id = cgroup_id;
+	return 1;
+}
+
+static __always_inline __u64 read_word(struct hit *hit, __u64 gp, __u16 offset)
+{
+	__u64 value = 0;
+
+	if (offset == OFFSET_UNKNOWN)
+		return 0;
+	if (bpf_probe_read_user(&value, sizeof(value), (void *)(gp + offset)))
+		lost(hit->stats, LOST_UNREADABLE);
+	return value;
+}
+
+static __always_inline __u8 read_byte(struct hit *hit, __u64 gp, __u16 offset, __u8 unknown)
+{
+	__u8 value = unknown;
+
+	if (offset == OFFSET_UNKNOWN)
+		return unknown;
+	if (bpf_probe_read_user(&value, sizeof(value), (void *)(gp + offset))) {
+		lost(hit->stats, LOST_UNREADABLE);
+		return unknown;
+	}
+	return value;
+}
+
+static __always_inline __u8 read_reason(struct hit *hit, __u64 gp)
+{
+	__u8 reason = read_byte(hit, gp, hit->target->g_waitreason, REASON_UNKNOWN);
+
+	return reason < REASON_COUNT ? reason : REASON_UNKNOWN;
+}
+
+/* The goroutine's record, made at first sight; 0 if the map is full. */
+static __always_inline struct goroutine *follow(struct hit *hit, __u64 gp)
+{
+	struct goroutine_key key = { .g = gp, .tgid = hit->tgid };
+	struct goroutine *g = goroutines.lookup(&key);
+
+	if (g)
+		return g;
+	struct goroutine fresh = {
+		.since_ns = hit->target->attached_ns,
+		.state = STATE_UNSEEN,
+		.reason = REASON_UNKNOWN,
+		.partial = PARTIAL_BEGAN_BEFORE,
+	};
+	fresh.start_pc = read_word(hit, gp, hit->target->g_startpc);
+	goroutines.update(&key, &fresh);
+	g = goroutines.lookup(&key);
+	if (!g)
+		lost(hit->stats, LOST_GOROUTINES_FULL);
+	return g;
+}
+
+/* The goroutine is gone: its totals go to its start function, and its runtime.g is free to be used again. */
+static __always_inline void forget(struct hit *hit, struct goroutine *g, __u64 gp)
+{
+	struct function_key function = { .start_pc = g->start_pc, .slot = hit->target->slot };
+	struct goroutine_key key = { .g = gp, .tgid = hit->tgid };
+	struct totals *sum = functions.lookup(&function);
+
+	if (!sum) {
+		struct totals none = {};
+
+		functions.insert(&function, &none);
+		sum = functions.lookup(&function);
+	}
+	if (sum) {
+		struct totals *t = &g->totals;
+
+		add(&sum->goroutines, t->goroutines);
+		add(&sum->exits, t->exits);
+		add(&sum->parks, t->parks);
+		add(&sum->readies, t->readies);
+		add(&sum->runs, t->runs);
+		add(&sum->preempted, t->preempted);
+		add(&sum->yielded, t->yielded);
+		add(&sum->switches, t->switches);
+		add(&sum->syscalls, t->syscalls);
+		add(&sum->runnable_ns, t->runnable_ns);
+		add(&sum->running_ns, t->running_ns);
+		add(&sum->waiting_ns, t->waiting_ns);
+		add(&sum->syscall_ns, t->syscall_ns);
+		if (t->max_runnable_ns > sum->max_runnable_ns)
+			sum->max_runnable_ns = t->max_runnable_ns;
+		if (t->max_waiting_ns > sum->max_waiting_ns)
+			sum->max_waiting_ns = t->max_waiting_ns;
+	} else {
+		lost(hit->stats, LOST_FUNCTIONS_FULL);
+	}
+	goroutines.delete(&key);
+}
+
+static __always_inline void count(struct target_stats *s, __u32 from, __u32 to)
+{
+	__u32 i = from * STATE_COUNT + to;
+
+	if (i < STATE_COUNT * STATE_COUNT)
+		add(&s->transitions[i], 1);
+}
+
+/* Close the interval in g->state. `whole`: the move that ends it is the one that such an interval should end with. */
+static __always_inline void leave(struct hit *hit, struct goroutine *g, __u32 state, int whole)
+{
+	struct target_stats *s = hit->stats;
+	__u64 ns = hit->now_ns > g->since_ns ? hit->now_ns - g->since_ns : 0;
+
+	if (state == STATE_RUNNABLE) {
+		g->totals.runnable_ns += ns;
+		if (whole) {
+			__u32 cause = g->cause;
+
+			if (cause < CAUSE_COUNT)
+				record(&s->sched_latency[cause], ns);
+			if (ns > g->totals.max_runnable_ns)
+				g->totals.max_runnable_ns = ns;
+		} else {
+			add(&s->partial_ns[STATE_RUNNABLE], ns);
+			if (g->partial == PARTIAL_BEGAN_BEFORE)
+				lost(s, LOST_BEGAN_BEFORE);
+		}
+	} else if (state == STATE_WAITING) {
+		__u32 reason = g->reason & (REASON_COUNT - 1);
+
+		g->totals.waiting_ns += ns;
+		if (whole) {
+			record(&s->wait[reason], ns);
+			if (ns > g->totals.max_waiting_ns)
+				g->totals.max_waiting_ns = ns;
+		} else {
+			add(&s->partial_wait_ns[reason], ns);
+			add(&s->partial_waits[reason], 1);
+			if (g->partial == PARTIAL_BEGAN_BEFORE)
+				lost(s, LOST_BEGAN_BEFORE);
+		}
+	} else if (state < STATE_COUNT) {
+		add(&s->partial_ns[state], ns);
+		if (state == STATE_RUNNING)
+			g->totals.running_ns += ns;
+		else if (state == STATE_SYSCALL)
+			g->totals.syscall_ns += ns;
+	}
+}
+
+/* `from` as the probe knows it. The last state seen may differ for reasons that are known (below) or not. Returns the
+ * state whose interval ends. */
+static __always_inline __u32 reconcile(struct hit *hit, struct goroutine *g, __u32 from)
+{
+	__u32 seen = g->state;
+
+	if (seen == from)
+		return from;
+	if (seen == STATE_UNSEEN)
+		return from;
+	/* preemptPark does not call casgstatus: where it has no probe, the goroutine seems to run until it is woken. */
+	if (seen == STATE_RUNNING && from == STATE_PREEMPTED)
+		return seen;
+	/* From Go 1.26 system calls are entered and left by a direct CAS; casgstatus is only its slow path. */
+	if ((seen == STATE_RUNNING && from == STATE_SYSCALL) || (seen == STATE_SYSCALL && from == STATE_RUNNING))
+		return seen;
+	/* A g that was freed where no probe sits is used again. */
+	if (from == STATE_DEAD)
+		return from;
+	lost(hit->stats, LOST_INCONSISTENT);
+	g->partial = PARTIAL_INCONSISTENT;
+	return from;
+}
+
+/* Move a goroutine. `cause` is used when `to` is runnable, `reason` when it is waiting. */
+static __always_inline void move(struct hit *hit, __u64 gp, struct goroutine *g, __u32 from, __u32 to, __u8 cause,
+				 __u8 reason)
+{
+	struct target_stats *s = hit->stats;
+	__u32 left;
+
+	if (from == STATE_DEAD) {
+		g->partial = PARTIAL_NOT;
+		g->since_ns = hit->now_ns;
+		if (g->state != STATE_UNSEEN && g->state != STATE_DEAD) {
+			/* its death was not seen: nothing of its last life belongs to the new one */
+			struct totals none = {};
+
+			g->totals = none;
+			g->start_pc = read_word(hit, gp, hit->target->g_startpc);
+		}
+		if (to != STATE_SYSCALL) /* a C thread that calls into Go borrows a g, straight into a system call */
+			g->totals.goroutines++;
+	}
+	left = reconcile(hit, g, from);
+	count(s, from, to);
+	leave(hit, g, left, !g->partial && (left != STATE_RUNNABLE || to == STATE_RUNNING));
+
+	if (to == STATE_RUNNING) {
+		if (from == STATE_RUNNABLE)
+			g->totals.runs++;
+		else if (from == STATE_WAITING)
+			g->totals.switches++;
+		else if (from == STATE_SYSCALL)
+			g->totals.syscalls++;
+	} else if (to == STATE_RUNNABLE) {
+		if (from == STATE_WAITING)
+			g->totals.readies++;
+		else if (from == STATE_PREEMPTED || cause == CAUSE_PREEMPTED)
+			g->totals.preempted++;
+		else if (cause == CAUSE_YIELDED)
+			g->totals.yielded++;
+		else if (cause == CAUSE_SYSCALL)
+			g->totals.syscalls++;
+		g->cause = cause;
+	} else if (to == STATE_WAITING) {
+		if (from == STATE_RUNNING)
+			g->totals.parks++;
+		g->reason = reason;
+	}
+	g->state = to;
+	g->since_ns = hit->now_ns;
+	g->partial = PARTIAL_NOT;
+	g->switched = SWITCH_NONE;
+	if (to == STATE_DEAD) {
+		g->totals.exits++;
+		forget(hit, g, gp);
+	}
+}
+
+static __always_inline __u8 cause_of(struct hit *hit, __u8 reason)
+{
+	return hit->target->cause_of_reason[reason & (REASON_COUNT - 1)];
+}
+
+/* Waiting -> runnable: the reason it waited for is the cause of the wake. A goroutine stopped by preemptPark is moved
+ * from preempted to waiting by suspendG's own CAS before it is readied: that is the end of a preemption, not of a wait. */
+static __always_inline void wake(struct hit *hit, __u64 gp, struct goroutine *g)
+{
+	__u8 cause;
+
+	if (g->state == STATE_PREEMPTED) {
+		cause = CAUSE_PREEMPTED;
+	} else {
+		if (g->state != STATE_WAITING)
+			g->reason = read_reason(hit, gp);
+		cause = cause_of(hit, g->reason);
+	}
+	move(hit, gp, g, cause == CAUSE_PREEMPTED ? STATE_PREEMPTED : STATE_WAITING, STATE_RUNNABLE, cause, 0);
+}
+
+/* Running -> waiting; nothing if the reason is one for which the goroutine in fact runs on the system stack. */
+static __always_inline void park(struct hit *hit, __u64 gp, struct goroutine *g)
+{
+	__u8 reason = read_reason(hit, gp);
+
+	if (hit->target->running_reasons & (1ULL << (reason & (REASON_COUNT - 1))))
+		return;
+	move(hit, gp, g, STATE_RUNNING, STATE_WAITING, 0, reason);
+}
+
+/* Running -> runnable by its own wish or not. preemptone sets g.preempt and only execute clears it; Gosched's own stack
+ * check would have caught a request made before, so that the two are mistaken only if one arrives within nanoseconds. */
+static __always_inline void give_up_processor(struct hit *hit, __u64 gp, struct goroutine *g)
+{
+	__u8 cause = read_byte(hit, gp, hit->target->g_preempt, 0) ? CAUSE_PREEMPTED : CAUSE_YIELDED;
+
+	move(hit, gp, g, STATE_RUNNING, STATE_RUNNABLE, cause, 0);
+}
+
+/* Waiting -> running without having been runnable: the runtime called it waiting while it ran on the system stack.
+ * From Go 1.20 the reason says so and park() let it pass. Before, the reason is stale: the park is taken back. */
+static __always_inline void resume_on_system_stack(struct hit *hit, __u64 gp, struct goroutine *g)
+{
+	if (g->state != STATE_WAITING)
+		return;
+	add(&hit->stats->transitions[STATE_RUNNING * STATE_COUNT + STATE_WAITING], -1ULL);
+	g->totals.parks--;
+	g->state = STATE_RUNNING;
+}
+
+/* From Go 1.26 casgstatus is the slow path of system calls, and reports again what their own probes have reported. */
+static __always_inline void enter_syscall(struct hit *hit, __u64 gp, struct goroutine *g)
+{
+	if (g->state != STATE_SYSCALL)
+		move(hit, gp, g, STATE_RUNNING, STATE_SYSCALL, 0, 0);
+}
+
+static __always_inline void leave_syscall(struct hit *hit, __u64 gp, struct goroutine *g)
+{
+	if (g->state == STATE_SYSCALL || g->state == STATE_UNSEEN)
+		move(hit, gp, g, STATE_SYSCALL, STATE_RUNNING, 0, 0);
+}
+
+#endif

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: GPL-2.0
+ *
+ * The maps. Sizes are given by session.py (-D): MAX_TARGETS, MAX_GOROUTINES, MAX_FUNCTIONS, MAX_THREADS.
+ */
+#ifndef SCHEDTRACE_MAPS_H
+#define SCHEDTRACE_MAPS_H
+
+#include "types.h"
+
+BPF_HASH(targets, __u32, struct target, MAX_TARGETS);
+BPF_HASH(goroutines, struct goroutine_key, struct goroutine, MAX_GOROUTINES);
+BPF_HASH(functions, struct function_key, struct totals, MAX_FUNCTIONS);
+BPF_HASH(threads, __u32, struct thread, MAX_THREADS);
+BPF_PERCPU_ARRAY(stats, struct target_stats, MAX_TARGETS);
+/* Probes sit on an executable, not on a process: hits by processes nobody asked about are paid for all the same. */
+BPF_PERCPU_ARRAY(foreign_hits, __u64, 1);
+
+/* A uprobe's program can be preempted by another thread that hits a probe on the same CPU, so even per-CPU counters
+ * are added to atomically: a count that is nearly right is wrong. */
+static __always_inline void add(__u64 *counter, __u64 value)
+{
+	__sync_fetch_and_add(counter, value);
+}
+
+static __always_inline void lost(struct target_stats *s, __u32 reason)
+{
+	add(&s->lost[reason & (LOST_COUNT - 1)], 1);
+}
+
+/* Slot of a duration: the smallest k with ns <= 1000 << k. No division: with l = floor(log2(ns)),
+ * 1000 << (l - 9) lies in (2^l, 2^(l+1)), so that k is l - 9 or l - 8. */
+static __always_inline __u32 histogram_slot(__u64 ns)
+{
+	__u32 l = 0;
+	__u64 v = ns;
+
+	if (v >> 32) { v >>= 32; l += 32; }
+	if (v >> 16) { v >>= 16; l += 16; }
+	if (v >> 8) { v >>= 8; l += 8; }
+	if (v >> 4) { v >>= 4; l += 4; }
+	if (v >> 2) { v >>= 2; l += 2; }
+	if (v >> 1) { l += 1; }
+	if (l < 9)
+		return 0;
+	l -= 9;
+	if (l >= HISTOGRAM_SLOTS - 1)
+		return HISTOGRAM_SLOTS - 1;
+	return ns > ((__u64)HISTOGRAM_UNIT_NS << l) ? l + 1 : l;
+}
+
+static __always_inline void record(struct histogram *h, __u64 ns)
+{
+	__u32 slot = histogram_slot(ns);
+
+	if (slot >= HISTOGRAM_SLOTS)
+		return; /* cannot be; the verifier wants to see it */
+	add(&h->slots[slot], 1);
+	add(&h->sum_ns, ns);
+	/* A lost race here loses a maximum only if two are recorded on one CPU in the same nanoseconds. */
+	if (ns > h->max_ns)
+		h->max_ns = ns;
+}
+
+#endif

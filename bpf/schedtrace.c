@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: GPL-2.0
+ *
+ * The programs. One per probed function of the Go runtime, named on_<function>; plan.py decides which of them a binary
+ * needs, so that each change of state is reported exactly once. Most run on g0, so the goroutine is an argument.
+ * No kernel header is needed: only pt_regs, tracepoint arguments and user memory are read.
+ */
+#include <uapi/linux/ptrace.h>
+#include "types.h"
+#include "goabi.h"
+#include "maps.h"
+#include "goroutine.h"
+#include "thread.h"
+
+/* casgstatus(gp, old, new): sees the move before the CAS is made. */
+int on_casgstatus(struct pt_regs *ctx)
+{
+	__u64 gp = GO_ARG0(ctx);
+	__u32 from = (__u32)GO_ARG1(ctx) & 0xf, to = (__u32)GO_ARG2(ctx) & 0xf;
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_CASGSTATUS))
+		return 0;
+	if (from == STATE_DEADEXTRA)
+		from = STATE_DEAD;
+	if (to == STATE_DEADEXTRA)
+		to = STATE_DEAD;
+	/* A new g before its life, a growing stack, a leak report: no change of what the goroutine is doing. */
+	if (from == STATE_IDLE || from == STATE_COPYSTACK || to == STATE_COPYSTACK || to == STATE_LEAKED ||
+	    from == to) {
+		count(hit.stats, from, to);
+		return 0;
+	}
+	g = follow(&hit, gp);
+	if (!g) {
+		count(hit.stats, from, to);
+		return 0;
+	}
+	if (g->switched == SWITCH_OUT && from == STATE_RUNNING && to == STATE_WAITING)
+		return 0;
+	if (g->switched == SWITCH_IN && (to == STATE_RUNNABLE || to == STATE_RUNNING)) {
+		if (to == STATE_RUNNING)
+			g->switched = SWITCH_NONE;
+		return 0;
+	}
+	if (to == STATE_RUNNABLE) {
+		if (from == STATE_WAITING) {
+			wake(&hit, gp, g);
+		} else if (from == STATE_DEAD) {
+			move(&hit, gp, g, from, to, CAUSE_NEW, 0);
+		} else if (from == STATE_SYSCALL ||
+			   (from == STATE_RUNNING && read_word(&hit, gp, hit.target->g_syscallsp))) {
+			/* back from a system call without a P; since Go 1.26 the status is running by then */
+			move(&hit, gp, g, STATE_SYSCALL, to, CAUSE_SYSCALL, 0);
+		} else {
+			give_up_processor(&hit, gp, g);
+		}
+	} else if (to == STATE_WAITING) {
+		park(&hit, gp, g);
+	} else if (from == STATE_WAITING && to == STATE_RUNNING) {
+		resume_on_system_stack(&hit, gp, g);
+	} else if (from == STATE_RUNNING && to == STATE_SYSCALL) {
+		enter_syscall(&hit, gp, g);
+	} else if (from == STATE_SYSCALL && to == STATE_RUNNING) {
+		leave_syscall(&hit, gp, g);
+	} else {
+		move(&hit, gp, g, from, to, CAUSE_OTHER, 0);
+	}
+	return 0;
+}
+
+/* park_m(gp): the running goroutine waits; gopark has stored the reason. */
+int on_park_m(struct pt_regs *ctx)
+{
+	__u64 gp = GO_ARG0(ctx);
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_PARK_M))
+		return 0;
+	g = follow(&hit, gp);
+	if (g)
+		park(&hit, gp, g);
+	return 0;
+}
+
+/* ready(gp, traceskip, next) */
+int on_ready(struct pt_regs *ctx)
+{
+	__u64 gp = GO_ARG0(ctx);
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_READY))
+		return 0;
+	g = follow(&hit, gp);
+	if (g)
+		wake(&hit, gp, g);
+	return 0;
+}
+
+/* injectglist(glist *gList): all goroutines on the list become runnable; they are chained by g.schedlink. */
+int on_injectglist(struct pt_regs *ctx)
+{
+	__u64 list = GO_ARG0(ctx), gp;
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_INJECTGLIST))
+		return 0;
+	gp = read_word(&hit, list, 0);
+	for (int i = 0; i < INJECT_LIMIT; i++) {
+		if (!gp)
+			return 0;
+		g = follow(&hit, gp);
+		if (g)
+			wake(&hit, gp, g);
+		gp = read_word(&hit, gp, hit.target->g_schedlink);
+	}
+	if (gp)
+		lost(hit.stats, LOST_LIST_TOO_LONG);
+	return 0;
+}
+
+/* execute(gp, inheritTime): it runs. The scheduler readies some goroutines itself and runs them at once (the first one
+ * netpoll returns, GC workers, a park whose unlock failed): those come here from waiting, and have waited for nothing. */
+int on_execute(struct pt_regs *ctx)
+{
+	__u64 gp = GO_ARG0(ctx);
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_EXECUTE))
+		return 0;
+	g = follow(&hit, gp);
+	if (!g)
+		return 0;
+	if (g->state == STATE_WAITING || g->state == STATE_PREEMPTED)
+		wake(&hit, gp, g);
+	move(&hit, gp, g, STATE_RUNNABLE, STATE_RUNNING, 0, 0);
+	return 0;
+}
+
+/* At newproc's call of runqput(pp, gp, next): gp is the goroutine that newproc1 has just made. */
+int on_newproc(struct pt_regs *ctx)
+{
+	__u64 gp = GO_ARG1(ctx);
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_NEWPROC))
+		return 0;
+	g = follow(&hit, gp);
+	if (g)
+		move(&hit, gp, g, STATE_DEAD, STATE_RUNNABLE, CAUSE_NEW, 0);
+	return 0;
+}
+
+/* goschedImpl(gp, preempted): Gosched, or preemption of a goroutine that ran for too long. */
+int on_goschedimpl(struct pt_regs *ctx)
+{
+	__u64 gp = GO_ARG0(ctx);
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_GOSCHEDIMPL))
+		return 0;
+	g = follow(&hit, gp);
+	if (g)
+		give_up_processor(&hit, gp, g);
+	return 0;
+}
+
+/* goyield_m(gp) */
+int on_goyield_m(struct pt_regs *ctx)
+{
+	__u64 gp = GO_ARG0(ctx);
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_GOYIELD_M))
+		return 0;
+	g = follow(&hit, gp);
+	if (g)
+		give_up_processor(&hit, gp, g);
+	return 0;
+}
+
+/* preemptPark(gp): stopped at a safe point for suspendG (its stack is to be scanned), until it is readied. */
+int on_preemptpark(struct pt_regs *ctx)
+{
+	__u64 gp = GO_ARG0(ctx);
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_PREEMPTPARK))
+		return 0;
+	g = follow(&hit, gp);
+	if (g)
+		move(&hit, gp, g, STATE_RUNNING, STATE_PREEMPTED, 0, 0);
+	return 0;
+}
+
+/* gdestroy(gp), goexit0(gp) up to Go 1.21 */
+int on_gdestroy(struct pt_regs *ctx)
+{
+	__u64 gp = GO_ARG0(ctx);
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_GDESTROY))
+		return 0;
+	g = follow(&hit, gp);
+	if (g)
+		move(&hit, gp, g, STATE_RUNNING, STATE_DEAD, 0, 0);
+	return 0;
+}
+
+/* exitsyscallNoP(gp), exitsyscall0(gp) up to Go 1.25: back from a system call, and no P is free. */
+int on_exitsyscall_nop(struct pt_regs *ctx)
+{
+	__u64 gp = GO_ARG0(ctx);
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_EXITSYSCALL_NOP))
+		return 0;
+	g = follow(&hit, gp);
+	if (g)
+		move(&hit, gp, g, STATE_SYSCALL, STATE_RUNNABLE, CAUSE_SYSCALL, 0);
+	return 0;
+}
+
+/* coroswitch_m(gp): gp stops here, or ends, and the goroutine held by its coroutine runs in its place, at once. */
+int on_coroswitch_m(struct pt_regs *ctx)
+{
+	__u64 gp = GO_ARG0(ctx), coroutine, next;
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_COROSWITCH_M))
+		return 0;
+	coroutine = read_word(&hit, gp, hit.target->g_coroarg);
+	if (!coroutine) {
+		lost(hit.stats, LOST_UNREADABLE);
+		return 0;
+	}
+	next = read_word(&hit, coroutine, hit.target->coro_gp);
+	if (!read_byte(&hit, gp, hit.target->g_coroexit, 0)) {
+		/* else gdestroy is called, which is seen on its own */
+		g = follow(&hit, gp);
+		if (g) {
+			move(&hit, gp, g, STATE_RUNNING, STATE_WAITING, 0, hit.target->coroutine_reason);
+			g->switched = SWITCH_OUT;
+		}
+	}
+	if (!next)
+		return 0;
+	g = follow(&hit, next);
+	if (g) {
+		if (g->state == STATE_UNSEEN)
+			g->reason = hit.target->coroutine_reason;
+		move(&hit, next, g, STATE_WAITING, STATE_RUNNING, 0, 0);
+		g->switched = SWITCH_IN;
+	}
+	return 0;
+}
+
+/* reentersyscall and exitsyscall run on the goroutine's own stack: it is the current g. */
+int on_reentersyscall(struct pt_regs *ctx)
+{
+	__u64 gp = GO_CURRENT_G(ctx);
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_REENTERSYSCALL))
+		return 0;
+	g = follow(&hit, gp);
+	if (g)
+		enter_syscall(&hit, gp, g);
+	return 0;
+}
+
+int on_exitsyscall(struct pt_regs *ctx)
+{
+	__u64 gp = GO_CURRENT_G(ctx);
+	struct hit hit;
+	struct goroutine *g;
+
+	if (!begin(&hit, PROGRAM_EXITSYSCALL))
+		return 0;
+	g = follow(&hit, gp);
+	if (g)
+		leave_syscall(&hit, gp, g);
+	return 0;
+}

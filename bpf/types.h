@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+ *
+ * Every struct, enum and constant that the BPF programs and user space share.
+ *
+ * This file is the authority: agent/abi.py repeats it as ctypes, tests/unit/test_abi.py compares the two through
+ * this file's debug info, and session.py compares once more with what BCC derived, before it attaches anything.
+ * Rules: fixed widths, explicit padding, sizes a multiple of 8, field names that are legal in Python.
+ */
+#ifndef SCHEDTRACE_TYPES_H
+#define SCHEDTRACE_TYPES_H
+
+#include <linux/types.h>
+
+/* States are Go's own numbers (runtime2.go), with the scan bit masked off. 5 and 7 are no longer used by Go. */
+enum goroutine_state {
+	STATE_IDLE = 0,
+	STATE_RUNNABLE = 1,
+	STATE_RUNNING = 2,
+	STATE_SYSCALL = 3,
+	STATE_WAITING = 4,
+	STATE_DEAD = 6,
+	STATE_COPYSTACK = 8,
+	STATE_PREEMPTED = 9,
+	STATE_LEAKED = 10,
+	STATE_DEADEXTRA = 11,
+	STATE_COUNT = 12,
+};
+
+/* Why a goroutine became runnable. */
+enum wake_cause {
+	CAUSE_NEW = 0,
+	CAUSE_PREEMPTED = 1,
+	CAUSE_YIELDED = 2,
+	CAUSE_CHANNEL = 3,
+	CAUSE_SELECT = 4,
+	CAUSE_MUTEX = 5,
+	CAUSE_NETWORK = 6,
+	CAUSE_TIMER = 7,
+	CAUSE_SYSCALL = 8,
+	CAUSE_GC = 9,
+	CAUSE_OTHER = 10,
+	CAUSE_COUNT = 11,
+};
+
+/* One per BPF program on a Go function: which probe was hit. */
+enum probe_program {
+	PROGRAM_CASGSTATUS = 0,
+	PROGRAM_PARK_M = 1,
+	PROGRAM_READY = 2,
+	PROGRAM_INJECTGLIST = 3,
+	PROGRAM_EXECUTE = 4,
+	PROGRAM_NEWPROC = 5,
+	PROGRAM_GOSCHEDIMPL = 6,
+	PROGRAM_GOYIELD_M = 7,
+	PROGRAM_PREEMPTPARK = 8,
+	PROGRAM_GDESTROY = 9,
+	PROGRAM_EXITSYSCALL_NOP = 10,
+	PROGRAM_COROSWITCH_M = 11,
+	PROGRAM_REENTERSYSCALL = 12,
+	PROGRAM_EXITSYSCALL = 13,
+	PROGRAM_COUNT = 16,
+};
+
+/* Everything that is not recorded, by reason. */
+enum lost_reason {
+	LOST_GOROUTINES_FULL = 0,   /* goroutines map full: this goroutine is not followed */
+	LOST_FUNCTIONS_FULL = 1,    /* functions map full: its totals are missing from the top list */
+	LOST_THREADS_FULL = 2,      /* threads map full: this thread's run-queue waits are not seen */
+	LOST_INCONSISTENT = 3,      /* the state left is not the state last seen, and no known reason explains it */
+	LOST_UNREADABLE = 4,        /* user memory that should be there could not be read */
+	LOST_LIST_TOO_LONG = 5,     /* injectglist: goroutines beyond INJECT_LIMIT were not followed */
+	LOST_BEGAN_BEFORE = 6,      /* interval began before the window: its length is not known, only its end */
+	LOST_COUNT = 8,
+};
+
+/* A histogram slot k holds (2^(k-1), 2^k] microseconds, slot 0 all up to 1 us; the last one, all above 2^23 us
+ * (8.39 s), is shown only as +Inf. */
+#define HISTOGRAM_SLOTS 25
+#define HISTOGRAM_UNIT_NS 1000
+#define REASON_COUNT 64      /* g.waitreason is a byte; Go 1.27 has 47 reasons */
+#define REASON_UNKNOWN 63    /* not read: the layout is not known, or the read failed */
+#define OFFSET_UNKNOWN 0xffff
+#define INJECT_LIMIT 128     /* netpoll hands over at most 128 goroutines at once */
+
+struct histogram {
+	__u64 slots[HISTOGRAM_SLOTS];
+	__u64 sum_ns;
+	__u64 max_ns;
+};
+
+/* targets[tgid]: filter, struct layout and identity in one lookup. */
+struct target {
+	__u64 attached_ns;           /* CLOCK_MONOTONIC; start of the window */
+	__u64 running_reasons;       /* bit r: waiting for reason r in fact runs on the system stack */
+	__u32 slot;                  /* index into stats */
+	__u16 g_waitreason;          /* byte offsets in runtime.g, or OFFSET_UNKNOWN */
+	__u16 g_preempt;
+	__u16 g_schedlink;
+	__u16 g_syscallsp;
+	__u16 g_startpc;
+	__u16 g_coroarg;
+	__u16 g_coroexit;
+	__u16 coro_gp;
+	__u8 coroutine_reason;       /* number of the wait reason "coroutine" */
+	__u8 padding[3];
+	__u8 cause_of_reason[REASON_COUNT]; /* wait reason -> enum wake_cause */
+};
+
+struct goroutine_key {
+	__u64 g;                     /* address of its runtime.g */
+	__u32 tgid;
+	__u32 padding;
+};
+
+/* What one goroutine, or all that had the same start function, did since they were first seen. */
+struct totals {
+	__u64 goroutines;            /* created in the window */
+	__u64 exits;
+	__u64 parks;                 /* running -> waiting */
+	__u64 readies;               /* waiting -> runnable */
+	__u64 runs;                  /* runnable -> running */
+	__u64 preempted;
+	__u64 yielded;
+	__u64 switches;              /* coroutine switches into it */
+	__u64 syscalls;              /* syscall -> runnable or running, where seen */
+	__u64 runnable_ns;
+	__u64 running_ns;
+	__u64 waiting_ns;
+	__u64 syscall_ns;
+	__u64 max_runnable_ns;
+	__u64 max_waiting_ns;
+};
+
+struct goroutine {
+	__u64 since_ns;              /* when it entered state */
+	__u64 start_pc;              /* run-time address of its start function, 0 unknown */
+	__u8 state;                  /* enum goroutine_state */
+	__u8 reason;                 /* wait reason, valid while waiting */
+	__u8 cause;                  /* enum wake_cause, valid while runnable */
+	__u8 partial;                /* the current interval began before the window */
+	__u8 switched;               /* enum coroutine_switch: a coroutine switch that casgstatus may report again */
+	__u8 padding[3];
+	struct totals totals;
+};
+
+struct function_key {
+	__u64 start_pc;
+	__u32 slot;
+	__u32 padding;
+};
+
+/* stats[slot], per CPU: monotonic, never cleared; user space subtracts. */
+struct target_stats {
+	__u64 transitions[STATE_COUNT * STATE_COUNT]; /* [from * STATE_COUNT + to] */
+	struct histogram sched_latency[CAUSE_COUNT];
+	struct histogram wait[REASON_COUNT];
+	struct histogram run_queue;  /* threads: runnable for the kernel, not running */
+	__u64 partial_ns[STATE_COUNT]; /* time in intervals that are in no histogram: all of running and syscall */
+	__u64 partial_wait_ns[REASON_COUNT]; /* of waiting that began before the window */
+	__u64 partial_waits[REASON_COUNT];
+	__u64 hits[PROGRAM_COUNT];
+	__u64 lost[LOST_COUNT];
+	__u64 cgroup_id;             /* cgroup2 id of the thread of the last event; 1 where only v1 is used */
+	__u64 executions;            /* execve seen: the target is another program now */
+};
+
+/* threads[tid] of targets. */
+struct thread {
+	__u64 runnable_since_ns;     /* 0: running, or blocked */
+	__u32 slot;
+	__u32 on_cpu;
+};
+
+#endif
