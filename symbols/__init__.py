@@ -1,1 +1,1 @@
-"""What is in a Go executable's file: segments, symbols, build facts. Pure reading; nothing here touches a process."""
+"""What a Go executable's file says: segments, symbols, build facts. Nothing here touches a process."""
