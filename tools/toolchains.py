@@ -250,8 +250,8 @@ def build(
 
     The go directive is set to the toolchain's own version, so that the program gets that release's defaults
     (GODEBUG) and not those of the oldest release the sources also build with. A folder within a module may
-    import that module's internal/ and nothing else of it. ``strip`` adds ``-ldflags "-s -w"``. ``env`` is set over
-    :func:`go_environment`. Raises ToolchainError with Go's messages.
+    import that module's internal/ and nothing else of it. ``strip`` adds ``-ldflags "-s -w"``; ``env`` is set
+    over :func:`go_environment`. Raises ToolchainError with Go's messages.
     """
     full = release(version)
     source = source.resolve()

@@ -1,0 +1,59 @@
+"""Where tests that need the kernel run, and that nothing can be left out where they must.
+
+Without the right to load BPF, tests/kernel is skipped with the reason. With CI=true or
+SCHEDTRACE_REQUIRE_KERNEL=1 every skip, of whatever test and for whatever reason, is a failure, and so is a
+run of tests/kernel in which no test passed.
+"""
+
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tools import kernel_access
+
+KERNEL = Path(__file__).parent / "kernel"
+_MISSING = kernel_access.missing()
+_REQUIRED = kernel_access.required()
+_passed_kernel_tests = pytest.StashKey[int]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if _MISSING:
+        for item in items:
+            if KERNEL in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=_MISSING))
+
+
+def _no_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if _REQUIRED and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"left out where nothing may be: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _no_skip(report)
+    if report.when == "call" and report.passed and KERNEL in item.path.parents:
+        item.config.stash[_passed_kernel_tests] = item.config.stash.get(_passed_kernel_tests, 0) + 1
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _no_skip(report)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not _REQUIRED or session.config.option.collectonly:
+        return
+    asked = [Path(argument.split("::")[0]).resolve() for argument in session.config.args]
+    if KERNEL in asked and not session.config.stash.get(_passed_kernel_tests, 0):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        sys.stderr.write("\nno test of tests/kernel passed, and they may not be left out here\n")
