@@ -2,7 +2,8 @@
  *
  * The programs. One per probed function of the Go runtime, named on_<function>; plan.py decides which of them a binary
  * needs, so that each change of state is reported exactly once. Most run on g0, so the goroutine is an argument.
- * No kernel header is needed: only pt_regs, tracepoint arguments and user memory are read.
+ * Only those that are asked for (-DWITH_ON_...) are compiled. No kernel header is needed: only pt_regs, tracepoint
+ * arguments and user memory are read.
  */
 #include <uapi/linux/ptrace.h>
 #include "types.h"
@@ -12,6 +13,7 @@
 #include "thread.h"
 
 /* casgstatus(gp, old, new): sees the move before the CAS is made. */
+#ifdef WITH_ON_CASGSTATUS
 int on_casgstatus(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
@@ -68,8 +70,10 @@ int on_casgstatus(struct pt_regs *ctx)
 	}
 	return 0;
 }
+#endif
 
 /* park_m(gp): the running goroutine waits; gopark has stored the reason. */
+#ifdef WITH_ON_PARK_M
 int on_park_m(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
@@ -83,8 +87,10 @@ int on_park_m(struct pt_regs *ctx)
 		park(&hit, gp, g);
 	return 0;
 }
+#endif
 
 /* ready(gp, traceskip, next) */
+#ifdef WITH_ON_READY
 int on_ready(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
@@ -98,8 +104,10 @@ int on_ready(struct pt_regs *ctx)
 		wake(&hit, gp, g);
 	return 0;
 }
+#endif
 
 /* injectglist(glist *gList): all goroutines on the list become runnable; they are chained by g.schedlink. */
+#ifdef WITH_ON_INJECTGLIST
 int on_injectglist(struct pt_regs *ctx)
 {
 	__u64 list = GO_ARG0(ctx), gp;
@@ -121,9 +129,11 @@ int on_injectglist(struct pt_regs *ctx)
 		lost(hit.stats, LOST_LIST_TOO_LONG);
 	return 0;
 }
+#endif
 
 /* execute(gp, inheritTime): it runs. The scheduler readies some goroutines itself and runs them at once (the first one
  * netpoll returns, GC workers, a park whose unlock failed): those come here from waiting, and have waited for nothing. */
+#ifdef WITH_ON_EXECUTE
 int on_execute(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
@@ -140,8 +150,10 @@ int on_execute(struct pt_regs *ctx)
 	move(&hit, gp, g, STATE_RUNNABLE, STATE_RUNNING, 0, 0);
 	return 0;
 }
+#endif
 
 /* At newproc's call of runqput(pp, gp, next): gp is the goroutine that newproc1 has just made. */
+#ifdef WITH_ON_NEWPROC
 int on_newproc(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG1(ctx);
@@ -155,8 +167,10 @@ int on_newproc(struct pt_regs *ctx)
 		move(&hit, gp, g, STATE_DEAD, STATE_RUNNABLE, CAUSE_NEW, 0);
 	return 0;
 }
+#endif
 
 /* goschedImpl(gp, preempted): Gosched, or preemption of a goroutine that ran for too long. */
+#ifdef WITH_ON_GOSCHEDIMPL
 int on_goschedimpl(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
@@ -170,8 +184,10 @@ int on_goschedimpl(struct pt_regs *ctx)
 		give_up_processor(&hit, gp, g);
 	return 0;
 }
+#endif
 
 /* goyield_m(gp) */
+#ifdef WITH_ON_GOYIELD_M
 int on_goyield_m(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
@@ -185,8 +201,10 @@ int on_goyield_m(struct pt_regs *ctx)
 		give_up_processor(&hit, gp, g);
 	return 0;
 }
+#endif
 
 /* preemptPark(gp): stopped at a safe point for suspendG (its stack is to be scanned), until it is readied. */
+#ifdef WITH_ON_PREEMPTPARK
 int on_preemptpark(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
@@ -200,8 +218,10 @@ int on_preemptpark(struct pt_regs *ctx)
 		move(&hit, gp, g, STATE_RUNNING, STATE_PREEMPTED, 0, 0);
 	return 0;
 }
+#endif
 
 /* gdestroy(gp), goexit0(gp) up to Go 1.21 */
+#ifdef WITH_ON_GDESTROY
 int on_gdestroy(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
@@ -215,8 +235,10 @@ int on_gdestroy(struct pt_regs *ctx)
 		move(&hit, gp, g, STATE_RUNNING, STATE_DEAD, 0, 0);
 	return 0;
 }
+#endif
 
 /* exitsyscallNoP(gp), exitsyscall0(gp) up to Go 1.25: back from a system call, and no P is free. */
+#ifdef WITH_ON_EXITSYSCALL_NOP
 int on_exitsyscall_nop(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
@@ -230,8 +252,10 @@ int on_exitsyscall_nop(struct pt_regs *ctx)
 		move(&hit, gp, g, STATE_SYSCALL, STATE_RUNNABLE, CAUSE_SYSCALL, 0);
 	return 0;
 }
+#endif
 
 /* coroswitch_m(gp): gp stops here, or ends, and the goroutine held by its coroutine runs in its place, at once. */
+#ifdef WITH_ON_COROSWITCH_M
 int on_coroswitch_m(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx), coroutine, next;
@@ -265,8 +289,10 @@ int on_coroswitch_m(struct pt_regs *ctx)
 	}
 	return 0;
 }
+#endif
 
 /* reentersyscall and exitsyscall run on the goroutine's own stack: it is the current g. */
+#ifdef WITH_ON_REENTERSYSCALL
 int on_reentersyscall(struct pt_regs *ctx)
 {
 	__u64 gp = GO_CURRENT_G(ctx);
@@ -280,7 +306,9 @@ int on_reentersyscall(struct pt_regs *ctx)
 		enter_syscall(&hit, gp, g);
 	return 0;
 }
+#endif
 
+#ifdef WITH_ON_EXITSYSCALL
 int on_exitsyscall(struct pt_regs *ctx)
 {
 	__u64 gp = GO_CURRENT_G(ctx);
@@ -294,3 +322,4 @@ int on_exitsyscall(struct pt_regs *ctx)
 		leave_syscall(&hit, gp, g);
 	return 0;
 }
+#endif

@@ -1,0 +1,167 @@
+"""From raw counts to a :class:`schedtrace.window.Window`: names are put to numbers, two snapshots subtracted. Pure.
+
+Time in a state is the sum of the intervals that ended there, and of those that are still going on, each cut at the
+window's ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schedtrace import abi
+from schedtrace.histogram import Histogram
+from schedtrace.reasons import reason_name
+from schedtrace.window import CAUSES, STATES, FunctionTotals, StateTime
+
+UNKNOWN_FUNCTION = "(unknown)"
+LOST_NAMES: Mapping[abi.LostReason, str] = {
+    abi.LostReason.GOROUTINES_FULL: "goroutine_table_full",
+    abi.LostReason.FUNCTIONS_FULL: "function_table_full",
+    abi.LostReason.THREADS_FULL: "thread_table_full",
+    abi.LostReason.INCONSISTENT: "inconsistent_state",
+    abi.LostReason.UNREADABLE: "unreadable_memory",
+    abi.LostReason.LIST_TOO_LONG: "ready_list_too_long",
+    abi.LostReason.BEGAN_BEFORE: "interval_began_before_window",
+}
+_TOTALS = tuple(name for name, _ in abi.Totals._fields_)
+_STATE = abi.GoroutineState
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was counted from the start of a target's window until ``time_ns``; two of them can be subtracted."""
+
+    time_ns: int
+    transitions: Mapping[tuple[str, str], int]
+    sched_latency: Mapping[str, Histogram]
+    wait: Mapping[str, Histogram]
+    states: tuple[StateTime, ...]
+    functions: tuple[FunctionTotals, ...]
+    run_queue: Histogram
+    hits: Mapping[str, int]
+    """By BPF program."""
+    foreign_hits: int
+    lost: Mapping[str, int]
+    goroutines: int
+    cgroup_id: int
+    executions: int
+
+
+def histogram(record: Any) -> Histogram:
+    """A histogram from its BPF record (:class:`abi.Histogram` as numpy)."""
+    return Histogram(tuple(int(n) for n in record["slots"]), int(record["sum_ns"]), int(record["max_ns"]))
+
+
+def state_times(stats: Any, goroutines: Any, time_ns: int, reasons: Sequence[str]) -> tuple[StateTime, ...]:
+    """Time per state, and for waiting per reason, longest first; how often each was entered."""
+    since = goroutines["since_ns"].astype(np.int64)
+    open_ns = np.maximum(np.int64(time_ns) - since, 0)
+    state = goroutines["state"]
+    entered = stats["transitions"].reshape(_STATE.COUNT, _STATE.COUNT).sum(axis=0)
+    result = []
+    for number, name in STATES.items():
+        if number in (_STATE.WAITING, _STATE.DEAD, _STATE.IDLE):
+            continue
+        ns = int(stats["partial_ns"][number]) + int(open_ns[state == number].sum())
+        if number == _STATE.RUNNABLE:
+            ns += int(stats["sched_latency"]["sum_ns"].sum())
+        if ns or entered[number]:
+            result.append(StateTime(name, "", ns, int(entered[number])))
+    waiting = goroutines["reason"][state == _STATE.WAITING]
+    open_waits = np.bincount(waiting, minlength=abi.REASON_COUNT)
+    open_wait_ns = np.bincount(waiting, weights=open_ns[state == _STATE.WAITING], minlength=abi.REASON_COUNT)
+    for number in range(abi.REASON_COUNT):
+        ns = int(stats["wait"][number]["sum_ns"]) + int(stats["partial_wait_ns"][number])
+        ns += int(open_wait_ns[number])
+        waits = int(stats["wait"][number]["slots"].sum()) + int(stats["partial_waits"][number])
+        waits += int(open_waits[number])
+        if ns or waits:
+            result.append(StateTime("waiting", reason_name(reasons, number), ns, waits))
+    return tuple(sorted(result, key=lambda s: -s.time_ns))
+
+
+def function_totals(
+    ended: Mapping[int, Any], goroutines: Any, time_ns: int, name_of: Callable[[int], str | None]
+) -> tuple[FunctionTotals, ...]:
+    """Totals per start function, of goroutines that ended and that live, those with the most waiting first."""
+    sums: dict[str, dict[str, int]] = {}
+
+    def add(start_pc: int, totals: Any, alive: int, open_state_ns: Mapping[str, int]) -> None:
+        name = (name_of(start_pc) if start_pc else None) or UNKNOWN_FUNCTION
+        into = sums.setdefault(name, dict.fromkeys((*_TOTALS, "alive"), 0))
+        into["alive"] += alive
+        for field in _TOTALS:
+            value = int(totals[field]) + open_state_ns.get(field, 0)
+            into[field] = max(into[field], value) if field.startswith("max_") else into[field] + value
+
+    for start_pc, totals in ended.items():
+        add(start_pc, totals, 0, {})
+    open_ns = np.maximum(np.int64(time_ns) - goroutines["since_ns"].astype(np.int64), 0)
+    open_field = {
+        _STATE.RUNNABLE: "runnable_ns",
+        _STATE.RUNNING: "running_ns",
+        _STATE.WAITING: "waiting_ns",
+        _STATE.SYSCALL: "syscall_ns",
+    }
+    pcs, group = np.unique(goroutines["start_pc"], return_inverse=True)
+    for i, start_pc in enumerate(pcs):
+        members = group == i
+        totals = {
+            field: int((np.max if field.startswith("max_") else np.sum)(goroutines["totals"][field][members]))
+            for field in _TOTALS
+        }
+        open_state_ns = {
+            field: int(open_ns[members & (goroutines["state"] == state)].sum())
+            for state, field in open_field.items()
+        }
+        add(int(start_pc), totals, int(members.sum()), open_state_ns)
+    result = (
+        FunctionTotals(
+            function=name,
+            goroutines=t["alive"] + t["exits"],
+            created=t["goroutines"],
+            **{field: t[field] for field in _TOTALS if field != "goroutines"},
+        )
+        for name, t in sums.items()
+    )
+    return tuple(sorted(result, key=lambda f: -f.waiting_ns))
+
+
+def counts(snapshot: Any, reasons: Sequence[str], name_of: Callable[[int], str | None]) -> Counts:
+    """Put names to a :class:`schedtrace.session.Snapshot`.
+
+    ``name_of`` gives the function that starts at a run-time address.
+    """
+    stats = snapshot.stats
+    size = int(_STATE.COUNT)
+    return Counts(
+        time_ns=snapshot.time_ns,
+        transitions={
+            (STATES.get(i // size, str(i // size)), STATES.get(i % size, str(i % size))): int(n)
+            for i, n in enumerate(stats["transitions"])
+            if n
+        },
+        sched_latency={
+            cause: h for cause, r in zip(CAUSES, stats["sched_latency"], strict=True) if (h := histogram(r)).count
+        },
+        wait={
+            reason_name(reasons, i): h for i, r in enumerate(stats["wait"]) if (h := histogram(r)).count
+        },
+        states=state_times(stats, snapshot.goroutines, snapshot.time_ns, reasons),
+        functions=function_totals(snapshot.functions, snapshot.goroutines, snapshot.time_ns, name_of),
+        run_queue=histogram(stats["run_queue"]),
+        hits={
+            f"on_{p.name.lower()}": int(stats["hits"][p])
+            for p in abi.ProbeProgram
+            if p != abi.ProbeProgram.COUNT
+        },
+        foreign_hits=snapshot.foreign_hits,
+        lost={name: int(stats["lost"][reason]) for reason, name in LOST_NAMES.items() if stats["lost"][reason]},
+        goroutines=len(snapshot.goroutines),
+        cgroup_id=int(stats["cgroup_id"]),
+        executions=int(stats["executions"]),
+    )

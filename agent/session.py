@@ -1,0 +1,331 @@
+"""Loading BPF into the kernel, and reading what it counted. The only module that imports bcc.
+
+A :class:`Session` compiles bpf/, checks that the structs BCC derived are those of :mod:`schedtrace.abi`, loads the
+programs, attaches them and reads the maps. It knows addresses, offsets and numbers; names are given in
+:mod:`schedtrace.join`.
+
+How a uprobe gets into the kernel: through perf's uprobe PMU where CAP_SYS_ADMIN is at hand; else BCC falls back to a line
+in tracefs' uprobe_events. Both take the file by inode: /proc/self/fd/N of an executable that is held open reaches
+binaries that were deleted, replaced, or lie in another mount namespace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+
+from schedtrace import abi
+from schedtrace.errors import AttachFailed, NodeUnsupported, SchedtraceError
+
+UPROBE_EVENTS = "uprobe_events"
+_ENTRY = 0  # BPF_PROBE_ENTRY: never a return probe, Go moves its stacks
+_ANY_PROCESS = -1
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class ProbeSite:
+    """Where a program goes: on the instruction at ``file_offset`` of an executable."""
+
+    program: str
+    """BPF function, for example "on_casgstatus"."""
+    file_offset: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the maps held at ``time_ns`` (CLOCK_MONOTONIC).
+
+    ``stats``: numpy record of :class:`abi.TargetStats`, summed over CPUs (maxima are maxima).
+    ``functions``: start_pc -> record of :class:`abi.Totals`, goroutines that have ended.
+    ``goroutines``: array of :class:`abi.Goroutine` records, those that live.
+    """
+
+    time_ns: int
+    stats: Any
+    functions: Mapping[int, Any]
+    goroutines: Array
+    foreign_hits: int
+
+
+class Session:
+    """BPF programs and maps in the kernel, for at most ``max_targets`` processes. Close it, or use it in ``with``."""
+
+    def __init__(
+        self,
+        programs: Sequence[str],
+        *,
+        max_targets: int = 1,
+        max_goroutines: int = 1 << 17,
+        max_functions: int = 1 << 14,
+        max_threads: int = 1 << 14,
+    ) -> None:
+        """Compile and load ``programs`` and the tracepoints. They do nothing until :meth:`watch`.
+
+        Raises NodeUnsupported if BCC is missing or the kernel refuses, AttachFailed if BCC's idea of the shared structs
+        differs from ours.
+        """
+        self._targets: dict[int, int] = {}
+        self._probe_fds: list[tuple[int, bytes]] = []
+        self._max_goroutines = max_goroutines
+        self._max_functions = max_functions
+        self._free_slots = list(range(max_targets))[::-1]
+        sizes = {
+            "MAX_TARGETS": max_targets,
+            "MAX_GOROUTINES": max_goroutines,
+            "MAX_FUNCTIONS": max_functions,
+            "MAX_THREADS": max_threads,
+        }
+        # BCC wants a kernel source tree; our minimal headers are all that these programs need of one.
+        bpf_folder = Path(str(files("schedtrace.bpf")))
+        os.environ["BCC_KERNEL_SOURCE"] = str(bpf_folder / "headers")
+        bcc = _import_bcc()
+        self._lib = bcc.lib
+        flags = [f"-D{name}={value}" for name, value in sizes.items()]
+        flags += [f"-DWITH_{program.upper()}" for program in programs]
+        with _explained("the kernel or BCC refuses the BPF programs", NodeUnsupported):
+            self._bpf = bcc.BPF(text=source_text(bpf_folder), cflags=flags)
+            self._programs = {p: self._bpf.load_func(p.encode(), bcc.BPF.KPROBE).fd for p in programs}
+        try:
+            self._check_structs()
+        except SchedtraceError:
+            self.close()
+            raise
+
+    def _check_structs(self) -> None:
+        pairs = [
+            ("targets", self._bpf["targets"].Leaf, abi.Target),
+            ("goroutines", self._bpf["goroutines"].Key, abi.GoroutineKey),
+            ("goroutines", self._bpf["goroutines"].Leaf, abi.Goroutine),
+            ("functions", self._bpf["functions"].Key, abi.FunctionKey),
+            ("functions", self._bpf["functions"].Leaf, abi.Totals),
+            ("threads", self._bpf["threads"].Leaf, abi.Thread),
+            # BCC makes an array type of a per-CPU leaf; sLeaf is one CPU's
+            ("stats", self._bpf["stats"].sLeaf, abi.TargetStats),
+        ]
+        for table, derived, ours in pairs:
+            difference = struct_difference(derived, ours)
+            if difference:
+                raise AttachFailed(
+                    f"struct {ours.__name__} of BPF map {table} is not what this program expects ({difference}): "
+                    "its parts are of different versions, install it anew"
+                )
+
+    def attach(self, executable_fd: int, sites: Sequence[ProbeSite], pid: int = _ANY_PROCESS) -> None:
+        """Put probes on the executable open at ``executable_fd``; with ``pid``, only in that process's memory.
+
+        Raises AttachFailed; probes put in until then stay until :meth:`close`.
+        """
+        inode = os.fstat(executable_fd).st_ino
+        path = f"/proc/self/fd/{executable_fd}".encode()
+        for site in sites:
+            # The name of a line in uprobe_events, where BCC falls back to it; BCC adds _bcc_<its pid>.
+            name = f"p_schedtrace_{inode:x}_{site.file_offset:x}".encode()
+            with _explained(f"can't put probe {site.program} at offset {site.file_offset:#x}", AttachFailed):
+                fd = self._lib.bpf_attach_uprobe(
+                    self._programs[site.program], _ENTRY, name, path, site.file_offset, pid
+                )
+                if fd < 0:
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            self._probe_fds.append((fd, name))
+
+    def watch(self, pid: int, target: abi.Target) -> None:
+        """Begin to count process ``pid``, whose executable carries the probes. Sets the target's slot and start."""
+        table = self._bpf["targets"]
+        target.slot = self._free_slots.pop()
+        target.attached_ns = monotonic_ns()
+        self._targets[pid] = target.slot
+        table[table.Key(pid)] = table.Leaf.from_buffer_copy(bytes(target))
+        self._learn_threads(pid, target.slot)
+
+    def _learn_threads(self, pid: int, slot: int) -> None:
+        """Threads made from now on are seen by task_newtask; those that exist are listed here."""
+        table = self._bpf["threads"]
+        with suppress(OSError):
+            for tid in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+                key = table.Key(int(tid))
+                if key not in table:
+                    table[key] = table.Leaf(0, slot, 0)
+
+    def unwatch(self, pid: int) -> None:
+        """Count process ``pid`` no longer; what was counted can still be read."""
+        with suppress(KeyError):
+            del self._bpf["targets"][self._bpf["targets"].Key(pid)]
+
+    def snapshot(self, pid: int) -> Snapshot:
+        """Read what was counted for ``pid`` since :meth:`watch`. Reads maps only; nothing is cleared."""
+        slot = self._targets[pid]
+        now_ns = monotonic_ns()
+        keys, values = self._read_map("functions", abi.FunctionKey, abi.Totals, self._max_functions)
+        ended = {int(k["start_pc"]): v for k, v in zip(keys, values, strict=True) if k["slot"] == slot}
+        keys, values = self._read_map("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
+        foreign = self._read_per_cpu("foreign_hits", 0, np.dtype(np.uint64))
+        return Snapshot(
+            now_ns, self._read_stats(slot), ended, values[keys["tgid"] == pid], int(foreign.sum())
+        )
+
+    def _read_per_cpu(self, table: str, index: int, dtype: Any) -> Array:
+        buffer = np.zeros(_possible_cpus(), dtype)
+        key = ctypes.c_uint32(index)
+        if self._lib.bpf_lookup_elem(
+            self._bpf[table].map_fd, ctypes.byref(key), buffer.ctypes.data_as(ctypes.c_void_p)
+        ):
+            raise AttachFailed(f"can't read BPF map {table}: {os.strerror(ctypes.get_errno())}")
+        return buffer
+
+    def _read_stats(self, slot: int) -> Any:
+        per_cpu = self._read_per_cpu("stats", slot, np.dtype(abi.TargetStats))
+        summed = per_cpu.view(np.uint64).reshape(len(per_cpu), -1).sum(axis=0).view(per_cpu.dtype)[0]
+        for histograms in ("sched_latency", "wait", "run_queue"):
+            summed[histograms]["max_ns"] = per_cpu[histograms]["max_ns"].max(axis=0)
+        summed["cgroup_id"] = per_cpu["cgroup_id"].max()
+        return summed
+
+    def _read_map(self, table: str, key: type, value: type, capacity: int) -> tuple[Array, Array]:
+        """All entries of a hash map, in one system call a chunk."""
+        chunk = min(capacity, 1 << 14)
+        keys, values = np.zeros(chunk, np.dtype(key)), np.zeros(chunk, np.dtype(value))
+        found_keys, found_values = [], []
+        position, next_position = ctypes.c_uint32(0), ctypes.c_uint32(0)
+        first = True
+        while True:
+            count = ctypes.c_uint32(chunk)
+            result = self._lib.bpf_lookup_batch(
+                self._bpf[table].map_fd,
+                None if first else ctypes.byref(position),
+                ctypes.byref(next_position),
+                keys.ctypes.data_as(ctypes.c_void_p),
+                values.ctypes.data_as(ctypes.c_void_p),
+                ctypes.byref(count),
+            )
+            error = ctypes.get_errno() if result else 0
+            if error and error != _ENOENT:
+                raise AttachFailed(f"can't read BPF map {table}: {os.strerror(error)}")
+            found_keys.append(keys[: count.value].copy())
+            found_values.append(values[: count.value].copy())
+            if error == _ENOENT:
+                return np.concatenate(found_keys), np.concatenate(found_values)
+            position, first = ctypes.c_uint32(next_position.value), False
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take all probes out and free the maps. May be called twice."""
+        probes, self._probe_fds = self._probe_fds, []
+        if probes:
+            # Taking a probe out waits for the kernel's grace periods (about 0.1 s): all at once, not in turn.
+            with ThreadPoolExecutor(len(probes)) as pool:
+                list(pool.map(lambda probe: self._lib.bpf_close_perf_event_fd(probe[0]), probes))
+            own_lines = _own_uprobe_lines()
+            for _, name in probes:
+                if f"{name.decode()}_bcc_{os.getpid()}" in own_lines:
+                    self._lib.bpf_detach_uprobe(name)
+        self._bpf.cleanup()
+
+
+_ENOENT = 2
+
+
+def source_text(folder: Path) -> str:
+    """The programs as one text, local includes put in their places.
+
+    BCC rewrites map accesses and tracepoint arguments in the main file only, so that headers with code must be in it.
+    #line keeps the compiler's messages pointing at the files.
+    """
+    included: set[str] = set()
+
+    def expand(name: str) -> Iterator[str]:
+        yield f'#line 1 "{name}"'
+        for number, line in enumerate((folder / name).read_text().splitlines(), 1):
+            include = re.match(r'#include "(\w+\.h)"', line)
+            if not include:
+                yield line
+            elif include[1] not in included:
+                included.add(include[1])
+                yield from expand(include[1])
+                yield f'#line {number + 1} "{name}"'
+
+    return "\n".join(expand("schedtrace.c")) + "\n"
+
+
+def struct_difference(derived: Any, ours: Any, name: str = "") -> str:
+    """Where two ctypes types differ in size, field names or offsets; empty if they don't."""
+    if ctypes.sizeof(derived) != ctypes.sizeof(ours):
+        return f"{name or 'size'}: {ctypes.sizeof(derived)} bytes, expected {ctypes.sizeof(ours)}"
+    if hasattr(ours, "_length_"):
+        return struct_difference(derived._type_, ours._type_, name)  # noqa: SLF001
+    if not hasattr(ours, "_fields_"):
+        return ""
+    theirs = [field[0] for field in derived._fields_]  # noqa: SLF001
+    expected = [field[0] for field in ours._fields_]  # noqa: SLF001
+    if theirs != expected:
+        return f"{name or 'fields'}: {theirs}, expected {expected}"
+    for (field, kind), (_, wanted) in zip(derived._fields_, ours._fields_, strict=True):  # noqa: SLF001
+        if getattr(derived, field).offset != getattr(ours, field).offset:
+            return f"{name}.{field}: offset {getattr(derived, field).offset}"
+        difference = struct_difference(kind, wanted, f"{name}.{field}")
+        if difference:
+            return difference
+    return ""
+
+
+def _import_bcc() -> Any:
+    try:
+        import bcc
+        import bcc.libbcc
+    except ImportError as error:
+        raise NodeUnsupported(
+            f"BCC's Python module can't be used ({error}): install the distribution's package "
+            "(Debian, Ubuntu: apt-get install python3-bpfcc) and run in a Python that sees it; the package bcc on PyPI is "
+            "another thing"
+        ) from None
+    bcc.lib = bcc.libbcc.lib
+    return bcc
+
+
+@contextmanager
+def _explained(what: str, kind: type[SchedtraceError]) -> Iterator[None]:
+    """Turn a failure inside BCC into one line. libbcc writes the reason to file descriptor 2, which is caught here."""
+    with tempfile.TemporaryFile() as caught:
+        kept = os.dup(2)
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 (BCC raises plain Exception)
+            caught.seek(0)
+            lines = caught.read().decode(errors="replace").strip().splitlines()
+            said = "; ".join(line.strip() for line in lines[-2:])
+            raise kind(f"{what}: {error}{': ' + said if said else ''}") from None
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _own_uprobe_lines() -> str:
+    for folder in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing"):
+        with suppress(OSError):
+            return (Path(folder) / UPROBE_EVENTS).read_text()
+    return ""
+
+
+def _possible_cpus() -> int:
+    """How many values a per-CPU map holds: all CPUs that could be plugged in."""
+    last = Path("/sys/devices/system/cpu/possible").read_text().strip().split(",")[-1].split("-")[-1]
+    return int(last) + 1
