@@ -1,0 +1,54 @@
+# `make demo` and `make test` do all of the set-up on a Debian 12, and nothing again that is done.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+RUN_PACKAGES := python3-venv python3-bpfcc
+TEST_PACKAGES := $(RUN_PACKAGES) golang-1.19-go gcc libc6-dev binutils
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint types bench layouts packages test-packages
+
+help: ## Say what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+
+demo: packages $(INSTALLED) ## Watch a real Go server under load inside a CPU limit (root)
+	@$(PYTHON) -m tools.demo
+
+test: test-packages $(INSTALLED) lint ## Everything: ruff, mypy, all tests (root, for tests/kernel)
+	@$(PYTHON) -m tools.toolchains fetch >/dev/null
+	@$(PYTHON) -m tools.run_tests
+
+check: $(INSTALLED) lint ## What needs no root: ruff, mypy, tests/unit
+	@$(PYTHON) -m pytest tests/unit
+
+bench: test-packages $(INSTALLED) ## Measure what watching costs the target (root)
+	@$(PYTHON) -m bench
+
+layouts: test-packages $(INSTALLED) ## Regenerate symbols/layouts.json from real Go toolchains
+	@$(PYTHON) -m tools.layouts
+
+lint: types
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/mypy
+
+# mypy finds packages by folder name: links give agent/ and symbols/ the names they are imported by.
+types:
+	@rm -rf build/types && mkdir -p build/types/schedtrace
+	@ln -s $(CURDIR)/agent/*.py $(CURDIR)/agent/py.typed build/types/schedtrace
+	@ln -s $(CURDIR)/symbols $(CURDIR)/bpf build/types/schedtrace
+
+packages:
+	@tools/system_packages.sh $(RUN_PACKAGES)
+
+test-packages:
+	@tools/system_packages.sh $(TEST_PACKAGES)
+
+# The venv sees the system's packages, because that is where BCC's Python module is.
+$(VENV)/bin/python: | packages
+	@/usr/bin/python3 -m venv --system-site-packages $(VENV)
+
+$(INSTALLED): pyproject.toml | $(VENV)/bin/python
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
