@@ -1,57 +1,62 @@
-"""Which Go built a binary and with which settings.
+"""Which Go built a binary, and with which settings.
 
-The linker leaves that in .go.buildinfo: 16 bytes of magic, pointer size and flags, then, from Go 1.18 on, two strings
-with their lengths in front of them (at byte 32), or, up to 1.17, two pointers to strings (at bytes 16 and 24).
-Source: debug/buildinfo and cmd/link/internal/ld/data.go. A binary without it still has runtime.buildVersion.
+The linker leaves that in .go.buildinfo: 16 bytes of magic, pointer size and flags, then, from Go 1.18 on, two
+strings with their lengths in front of them (at byte 32), up to 1.17 two pointers to strings (at bytes 16 and
+24). Source: debug/buildinfo, and cmd/link/internal/ld/data.go. A binary without it still has the variable
+runtime.buildVersion.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Self
 
 from schedtrace.errors import NotTraceable
-from schedtrace.symbols.binary import Binary, Segment
+from schedtrace.symbols.binary import Binary
 from schedtrace.symbols.pclntab import Pclntab
-from schedtrace.symbols.scan import find_words
+from schedtrace.symbols.refusals import GCCGO
+from schedtrace.symbols.scan import find_bytes, find_words
 from schedtrace.symbols.symtab import Symtab
 
-_SECTION = ".go.buildinfo"
-_MAGIC = b"\xff Go buildinf:"
-_ALIGNMENT = 16
-_INLINE_STRINGS = 2  # flag, Go 1.18
-_BIG_ENDIAN = 1  # flag
-_MAX_VERSION = 256
-_MAX_MODULES = 16 << 20
-_SENTINEL_SIZE = 16  # before and after the module text; random bytes that the go command looks for
-_PIECE = 1 << 20
-_MAX_OCCURRENCES = 64
 OLDEST_MINOR = 17
 
+_SECTION = ".go.buildinfo"
+_BUILD_VERSION = "runtime.buildVersion"
+_MAGIC = b"\xff Go buildinf:"
+_ALIGNMENT = 16
+_BIG_ENDIAN, _INLINE_STRINGS = 1, 2  # flags; the second is Go 1.18's
+_MAX_VERSION_SIZE = 256
+_MAX_MODULES_SIZE = 16 << 20
+_SENTINEL_SIZE = 16  # bytes before and after the module text, by which the go command finds it in memory
+_MAX_CONSTANTS = 64
+
 _RELEASE = re.compile(r"\bgo1\.(\d{1,3})(?!\d)")
+_WHOLE_RELEASE = re.compile(r"go1\.\d{1,3}(\.\d{1,3}|rc\d{1,2}|beta\d{1,2})?([ -][ -~]*)?")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{3}|.)", re.DOTALL)
 _ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 
 @dataclass(frozen=True, slots=True)
 class GoVersion:
-    """``minor`` is 27 for "go1.27.3"; ``text`` is what the toolchain calls itself, with patch and suffixes."""
+    """``minor`` is 27 for "go1.27.3"; ``text`` is what the toolchain calls itself, all of it."""
 
     minor: int
     text: str
 
     @classmethod
-    def parse(cls, text: str) -> "GoVersion | None":
-        """From "go1.27.3", "go1.22rc1", "go1.24.1 X:boringcrypto", "devel go1.28-abcdef ..."; None from anything else."""
+    def parse(cls, text: str) -> Self | None:
+        """From "go1.27.3", "go1.22rc1", "go1.24.1 X:boringcrypto", "devel go1.28-abc ..."; else None."""
         release = _RELEASE.search(text)
         return None if release is None else cls(int(release[1]), text)
 
 
 @dataclass(frozen=True, slots=True)
 class BuildInfo:
-    """``version`` is None where the binary doesn't say; ``settings`` are those of `go version -m`, such as "-pgo".
+    """``version`` is None where nothing says it; ``settings`` are `go version -m`'s "build" lines, as "-pgo".
 
-    ``source``: where the version is from, ".go.buildinfo", "runtime.buildVersion" or "none".
+    ``source`` is where the version is from: ".go.buildinfo", "runtime.buildVersion" or "none".
     """
 
     version: GoVersion | None
@@ -62,62 +67,60 @@ class BuildInfo:
 def read_buildinfo(binary: Binary) -> BuildInfo:
     """Version and settings of ``binary``.
 
-    Raises NotTraceable, saying which, for a file that is not a Go program, is packed, is from gccgo, or is from Go 1.16
-    or older.
+    Raises NotTraceable, saying which, for a file that is no Go program, is packed with UPX, is from gccgo, or
+    is from Go 1.16 or older. A version newer than any known is no error here.
     """
-    for vaddr in _candidates(binary):
+    for vaddr in _places(binary):
         try:
             found = _read_at(binary, vaddr)
         except NotTraceable:
-            continue
+            continue  # damaged, or only bytes that look like it
         if found is not None:
-            return _checked(binary, found)
-    return _checked(binary, _without_buildinfo(binary))
+            return _accepted(binary, found)
+    return _accepted(binary, _without_buildinfo(binary))
 
 
-def _checked(binary: Binary, info: BuildInfo) -> BuildInfo:
+def _accepted(binary: Binary, info: BuildInfo) -> BuildInfo:
+    text = "" if info.version is None else info.version.text
+    if "gccgo" in text or info.settings.get("-compiler") == "gccgo":
+        raise NotTraceable(f"{binary.path}: {GCCGO}")
     if info.version is not None and info.version.minor < OLDEST_MINOR:
-        raise NotTraceable(
-            f"{binary.path}: built with {info.version.text}; Go 1.{OLDEST_MINOR} or newer is needed"
-        )
+        raise NotTraceable(f"{binary.path}: built with {text}; Go 1.{OLDEST_MINOR} or newer is needed")
     return info
 
 
-def _candidates(binary: Binary) -> Iterator[int]:
+def _places(binary: Binary) -> Iterator[int]:
     section = binary.sections.get(_SECTION)
     if section is not None:
         yield section.vaddr
-    # The linker puts it at the start of the data; another program's, carried as data, is likelier in read-only parts.
-    word = int.from_bytes(_MAGIC[:8], "little")
-    for segment in sorted(binary.segments, key=_data_first):
-        yield from find_words(binary, segment, word, alignment=_ALIGNMENT)
-
-
-def _data_first(segment: Segment) -> tuple[bool, bool]:
-    return (not segment.writable, segment.executable)
+    # The linker puts it into the data. One that another program, carried along as a constant, has is
+    # read-only.
+    start = int.from_bytes(_MAGIC[:8], "little")
+    for segment in sorted(binary.segments, key=lambda s: (not s.writable, s.executable)):
+        yield from find_words(binary, segment, [start], alignment=_ALIGNMENT)
 
 
 def _read_at(binary: Binary, vaddr: int) -> BuildInfo | None:
     header = binary.read(vaddr, 32)
     if header[:14] != _MAGIC:
         return None
-    flags = header[15]
+    pointer_size, flags = header[14], header[15]
     if flags & _INLINE_STRINGS:
-        version, after = _counted(binary, vaddr + 32, _MAX_VERSION)
-        modules, _ = _counted(binary, after, _MAX_MODULES)
-    elif header[14] == 8 and not flags & _BIG_ENDIAN:
-        version = _go_string(binary, binary.pointer(vaddr + 16), _MAX_VERSION)
-        modules = _go_string(binary, binary.pointer(vaddr + 24), _MAX_MODULES)
+        version, after = _counted(binary, vaddr + 32, _MAX_VERSION_SIZE)
+        modules, _ = _counted(binary, after, _MAX_MODULES_SIZE)
+    elif pointer_size == 8 and not flags & _BIG_ENDIAN:
+        version = _go_string(binary, binary.pointer(vaddr + 16), _MAX_VERSION_SIZE)
+        modules = _go_string(binary, binary.pointer(vaddr + 24), _MAX_MODULES_SIZE)
     else:
         return None
-    text = version.decode("utf-8", "replace")
-    if not text:
+    if not version:
         return None
-    return BuildInfo(GoVersion.parse(text), MappingProxyType(_settings(modules)), _SECTION)
+    parsed = GoVersion.parse(version.decode("utf-8", "replace"))
+    return BuildInfo(parsed, MappingProxyType(_settings(modules)), _SECTION)
 
 
 def _counted(binary: Binary, vaddr: int, limit: int) -> tuple[bytes, int]:
-    """A string behind its length (a varint), and the address behind the string."""
+    """The string behind its length (a varint) at ``vaddr``, and the address behind the string."""
     length = 0
     for shift in range(0, 70, 7):
         byte = binary.read(vaddr, 1)[0]
@@ -125,121 +128,105 @@ def _counted(binary: Binary, vaddr: int, limit: int) -> tuple[bytes, int]:
         length |= (byte & 0x7F) << shift
         if byte < 0x80:
             break
-    if length > limit:
-        raise NotTraceable(f"{binary.path}: damaged build information")
-    return binary.read(vaddr, length), vaddr + length
+    return binary.read(vaddr, _bounded(binary, length, limit)), vaddr + length
 
 
 def _go_string(binary: Binary, vaddr: int, limit: int) -> bytes:
-    """What the Go string {pointer, length} at ``vaddr`` holds; empty if there is no string."""
+    """What the Go string {pointer, length} at ``vaddr`` holds; nothing if ``vaddr`` is 0."""
     if vaddr == 0:
         return b""
     start, length = binary.pointer(vaddr), int.from_bytes(binary.view(vaddr + 8, 8), "little")
+    return binary.read(start, _bounded(binary, length, limit)) if length else b""
+
+
+def _bounded(binary: Binary, length: int, limit: int) -> int:
     if length > limit:
-        raise NotTraceable(f"{binary.path}: damaged build information")
-    return binary.read(start, length) if length else b""
+        raise NotTraceable(f"{binary.path}: damaged build information: a string of {length} bytes")
+    return length
 
 
 def _settings(modules: bytes) -> dict[str, str]:
-    """The `build` lines of the module text."""
-    if len(modules) < 2 * _SENTINEL_SIZE + 1 or modules[-_SENTINEL_SIZE - 1] != ord("\n"):
+    """The "build" lines of the module text. Keys and values may be quoted, as Go's strconv.Quote does it."""
+    if len(modules) <= 2 * _SENTINEL_SIZE or modules[-_SENTINEL_SIZE - 1] != ord("\n"):
         return {}
-    text = modules[_SENTINEL_SIZE:-_SENTINEL_SIZE].decode("utf-8", "replace")
     settings: dict[str, str] = {}
-    for line in text.split("\n"):
-        kind, _, assignment = line.partition("\t")
-        if kind == "build":
-            key, rest = _token(assignment)
-            if rest.startswith("="):
-                settings[key] = _token(rest[1:])[0] if rest[1:2] in ('"', "`") else rest[1:]
+    for line in modules[_SENTINEL_SIZE:-_SENTINEL_SIZE].decode("utf-8", "replace").split("\n"):
+        if line.startswith("build\t"):
+            assignment = line.removeprefix("build\t")
+            quoted = _QUOTED.match(assignment)
+            if quoted:
+                key, value = _unquoted(quoted[0]), assignment[quoted.end() :].removeprefix("=")
+            else:
+                key, _, value = assignment.partition("=")
+            settings[key] = _unquoted(value)
     return settings
 
 
-def _token(text: str) -> tuple[str, str]:
-    """A key, quoted as by Go's strconv.Quote or plain up to "=", and what follows it."""
-    if text.startswith("`"):
-        inner, _, rest = text[1:].partition("`")
-        return inner, rest
-    quoted = re.match(r'"((?:[^"\\]|\\.)*)"', text)
-    if quoted:
-        return _ESCAPE.sub(_unescape, quoted[1]), text[quoted.end() :]
-    key, sign, rest = text.partition("=")
-    return key, sign + rest
+def _unquoted(text: str) -> str:
+    if len(text) >= 2 and text[0] == text[-1] == "`":
+        return text[1:-1]
+    quoted = _QUOTED.fullmatch(text)
+    return text if quoted is None else _ESCAPE.sub(_unescaped, quoted[1])
 
 
-def _unescape(match: re.Match[str]) -> str:
+def _unescaped(match: re.Match[str]) -> str:
     code = match[1]
-    if code[0] in "xuU":
-        number = int(code[1:], 16)
-        return chr(number) if number < 0x110000 else "\N{REPLACEMENT CHARACTER}"
-    if code[0] in "01234567" and len(code) == 3:
-        return chr(int(code, 8))
-    return _ESCAPED.get(code, code)
+    if len(code) == 1:
+        return _ESCAPED.get(code, code)
+    number = int(code, 8) if code[0].isdigit() else int(code[1:], 16)
+    return chr(number) if number < 0x110000 else "\N{REPLACEMENT CHARACTER}"
 
 
 def _without_buildinfo(binary: Binary) -> BuildInfo:
-    """From runtime.buildVersion. Raises NotTraceable if there is no Go function table either."""
+    """From the runtime's variable; NotTraceable if there is no function table to tell that this is Go."""
     table = Pclntab.find(binary)
-    text = _build_version_by_symbol(binary) or _build_version_by_content(binary, table)
+    text = _version_by_symbol(binary) or _version_by_content(binary, table)
     version = None if text is None else GoVersion.parse(text)
     if version is None and table.oldest_minor < OLDEST_MINOR:
-        raise NotTraceable(f"{binary.path}: built with Go 1.{table.oldest_minor} or 1.{table.newest_minor}, and "
-                           f"nothing says which; Go 1.{OLDEST_MINOR} or newer is needed")  # fmt: skip
-    return BuildInfo(version, MappingProxyType({}), "none" if version is None else "runtime.buildVersion")
+        raise NotTraceable(
+            f"{binary.path}: built with Go 1.{table.oldest_minor} or 1.{table.newest_minor}, and nothing "
+            f"says which; Go 1.{OLDEST_MINOR} or newer is needed"
+        )
+    return BuildInfo(version, MappingProxyType({}), "none" if version is None else _BUILD_VERSION)
 
 
-def _build_version_by_symbol(binary: Binary) -> str | None:
+def _version_by_symbol(binary: Binary) -> str | None:
     symtab = Symtab.read(binary)
-    place = symtab.data_named(["runtime.buildVersion"]).get("runtime.buildVersion") if symtab else None
+    place = None if symtab is None else symtab.data_named([_BUILD_VERSION]).get(_BUILD_VERSION)
     if place is None:
         return None
     try:
-        return _go_string(binary, place[0], _MAX_VERSION).decode("utf-8", "replace")
+        return _go_string(binary, place[0], _MAX_VERSION_SIZE).decode("utf-8", "replace") or None
     except NotTraceable:
         return None
 
 
-def _build_version_by_content(binary: Binary, table: Pclntab) -> str | None:
-    """The one release name among the constants that a variable points to and that fits the function table's format."""
+def _version_by_content(binary: Binary, table: Pclntab) -> str | None:
+    """The release that a string variable names, if exactly one does that fits the function table's format."""
+    newest = table.newest_minor
     fitting: set[str] = set()
-    for text in _pointed_release_names(binary):
+    for text in _release_strings(binary):
         version = GoVersion.parse(text)
-        newest = table.newest_minor
         if version and version.minor >= table.oldest_minor and (newest is None or version.minor <= newest):
             fitting.add(text)
     return fitting.pop() if len(fitting) == 1 else None
 
 
-def _pointed_release_names(binary: Binary) -> Iterator[str]:
+def _release_strings(binary: Binary) -> Iterator[str]:
+    """What string variables that start with "go1." hold; constants lie close, none ends by itself."""
+    constants: list[int] = []
     for segment in binary.segments:
-        if segment.writable or segment.executable:
-            continue
-        for vaddr in _occurrences(binary, segment, b"go1."):
-            for holder in _holders(binary, vaddr):
-                try:
-                    text = _go_string(binary, holder, 64).decode("ascii")
-                except (NotTraceable, UnicodeDecodeError):
-                    continue
-                if re.fullmatch(r"go1\.\d{1,3}(\.\d{1,3}|rc\d+|beta\d+)?([ -].*)?", text):
-                    yield text
-
-
-def _occurrences(binary: Binary, segment: Segment, wanted: bytes) -> Iterator[int]:
-    """Addresses of ``wanted`` in the file part of ``segment``, up to 64."""
-    hits = 0
-    for start in range(0, segment.file_size, _PIECE):
-        size = min(_PIECE + len(wanted) - 1, segment.file_size - start)
-        piece = binary.read(segment.vaddr + start, size)
-        position = piece.find(wanted)
-        while position >= 0 and hits < _MAX_OCCURRENCES:
-            hits += 1
-            yield segment.vaddr + start + position
-            position = piece.find(wanted, position + 1)
-
-
-def _holders(binary: Binary, vaddr: int) -> Iterator[int]:
-    """Addresses of the variables that hold a pointer to ``vaddr``."""
-    yield from binary.relocations.vaddrs_of(vaddr)
+        if not segment.writable:
+            constants.extend(find_bytes(binary, segment, b"go1."))
+    constants = constants[:_MAX_CONSTANTS]
+    holders = [holder for vaddr in constants for holder in binary.relocations.vaddrs_of(vaddr)]
     for segment in binary.segments:
         if segment.writable:
-            yield from find_words(binary, segment, vaddr)
+            holders.extend(find_words(binary, segment, constants))
+    for holder in holders:
+        try:
+            text = _go_string(binary, holder, _MAX_VERSION_SIZE).decode("ascii", "replace")
+        except NotTraceable:
+            continue
+        if _WHOLE_RELEASE.fullmatch(text):
+            yield text

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """``vaddr`` is the address of the first instruction as linked (before any load bias), ``size`` is in bytes.
+    """``vaddr`` is the first instruction's address as linked, before any load bias; ``size`` is in bytes.
 
-    From .symtab the size is the code's own; from pclntab it reaches to the next function, so it counts the padding
-    between the two.
+    From .symtab the size is the code's own; from pclntab it reaches to the next function, so it counts
+    the padding between the two.
     """
 
     name: str

@@ -1,11 +1,13 @@
 """RELATIVE relocations: what the pointers stored in a position-independent file really are.
 
-In a PIE or shared object a pointer to the program's own data is filled in by the loader. With RELA relocations its value
-is in the relocation's addend and the bytes in place may be anything (GNU ld writes zeroes, Go's linker the addend);
-with the packed form (DT_RELR) the bytes in place are the value, so nothing needs to be looked up.
+In a PIE or shared object the loader fills in every pointer to the program's own data. With RELA
+relocations its value is the relocation's addend, and the bytes in place may be anything (GNU ld writes
+zeroes, Go's linker the addend). With the packed form (DT_RELR) the bytes in place are the value, so
+nothing needs to be looked up.
 """
 
 from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,33 +19,31 @@ _MAX_DYNAMIC_ENTRIES = 4096
 
 
 class RelativeRelocations:
-    """``vaddrs`` (ascending) and, at the same index, ``targets``: the value each of these words has at load bias 0."""
+    """``vaddrs``, ascending, and at the same index ``targets``: what each such word is at load bias 0."""
 
     def __init__(self, vaddrs: npt.NDArray[np.uint64], targets: npt.NDArray[np.uint64]) -> None:
         self.vaddrs = vaddrs
         self.targets = targets
 
     @classmethod
-    def none(cls) -> "RelativeRelocations":
-        empty = np.empty(0, np.uint64)
-        return cls(empty, empty)
+    def none(cls) -> Self:
+        """No relocations at all."""
+        return cls(np.empty(0, np.uint64), np.empty(0, np.uint64))
 
     @classmethod
-    def read(
-        cls, dynamic: memoryview, view: Callable[[int, int], memoryview], kind: int
-    ) -> "RelativeRelocations":
-        """From the bytes of the dynamic segment; ``view(vaddr, size)`` gives bytes, ``kind`` is the type's number.
+    def read(cls, dynamic: memoryview, view: Callable[[int, int], memoryview], kind: int) -> Self:
+        """From the dynamic segment's bytes; ``view(vaddr, size)`` gives bytes, ``kind`` is RELATIVE's number.
 
         Raises what ``view`` raises if the table isn't in the file.
         """
         entries = dynamic_entries(dynamic)
         start, size = entries.get(_DT_RELA, 0), entries.get(_DT_RELASZ, 0)
-        if start == 0 or size < _RELA.itemsize or entries.get(_DT_RELAENT, _RELA.itemsize) != _RELA.itemsize:
+        if start == 0 or size < _RELA.itemsize or entries.get(_DT_RELAENT) != _RELA.itemsize:
             return cls.none()
         table = np.frombuffer(view(start, size - size % _RELA.itemsize), _RELA)
-        chosen = table["info"] == kind  # the upper half, a symbol's index, is 0 for RELATIVE
-        vaddrs, targets = table["vaddr"][chosen], table["addend"][chosen]
-        if len(vaddrs) > 1 and not bool(np.all(vaddrs[:-1] <= vaddrs[1:])):
+        relative = table["info"] == kind  # the upper half, a symbol's index, is 0 in a RELATIVE one
+        vaddrs, targets = table["vaddr"][relative], table["addend"][relative]
+        if bool(np.any(vaddrs[1:] < vaddrs[:-1])):
             order = np.argsort(vaddrs, kind="stable")
             vaddrs, targets = vaddrs[order], targets[order]
         return cls(vaddrs, targets)
@@ -57,25 +57,24 @@ class RelativeRelocations:
 
     def apply(self, vaddr: int, words: npt.NDArray[np.uint64]) -> None:
         """Replace, in ``words`` that were read at ``vaddr``, those that have a relocation."""
-        first, last = (int(i) for i in np.searchsorted(self.vaddrs, _words_range(vaddr, len(words))))
-        distances = self.vaddrs[first:last] - np.uint64(vaddr)
-        aligned = distances % np.uint64(8) == 0
-        words[(distances[aligned] // np.uint64(8)).astype(np.intp)] = self.targets[first:last][aligned]
+        bounds = np.array([vaddr, vaddr + 8 * len(words)], np.uint64)
+        first, last = np.searchsorted(self.vaddrs, bounds).tolist()
+        distances = self.vaddrs[first:last] - bounds[0]
+        whole = distances % np.uint64(8) == 0
+        words[(distances[whole] // np.uint64(8)).astype(np.intp)] = self.targets[first:last][whole]
 
     def vaddrs_of(self, target: int, limit: int = 64) -> list[int]:
         """Addresses of up to ``limit`` words that point to ``target``."""
-        return [int(v) for v in self.vaddrs[np.flatnonzero(self.targets == np.uint64(target))[:limit]]]
-
-
-def _words_range(vaddr: int, count: int) -> npt.NDArray[np.uint64]:
-    return np.array([vaddr, vaddr + 8 * count], np.uint64)
+        return [
+            int(vaddr) for vaddr in self.vaddrs[np.flatnonzero(self.targets == np.uint64(target))[:limit]]
+        ]
 
 
 def dynamic_entries(dynamic: memoryview) -> dict[int, int]:
     """Tag to value, the first of each tag, up to DT_NULL."""
     count = min(len(dynamic) // _DYNAMIC_ENTRY.itemsize, _MAX_DYNAMIC_ENTRIES)
     entries: dict[int, int] = {}
-    for tag, value in np.frombuffer(dynamic, _DYNAMIC_ENTRY, count).tolist() if count else []:
+    for tag, value in np.frombuffer(dynamic[: count * _DYNAMIC_ENTRY.itemsize], _DYNAMIC_ENTRY).tolist():
         if tag == _DT_NULL:
             break
         entries.setdefault(tag, value)

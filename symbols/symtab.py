@@ -1,23 +1,29 @@
-"""The ELF symbol table (.symtab), which a stripped file has not."""
+"""The ELF symbol table (.symtab), which a stripped file doesn't have."""
 
 from collections.abc import Iterable, Iterator
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+
 from schedtrace.symbols.binary import Binary
+from schedtrace.symbols.elf import SHT_SYMTAB
 from schedtrace.symbols.function import Function
 from schedtrace.symbols.nametable import NameTable
 
-_SHT_SYMTAB = 2
 _STT_OBJECT, _STT_FUNC = 1, 2
 _SHN_UNDEF = 0
 _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
+_MAX_SAME_NAME = 64
 
 
 class Symtab:
-    """Defined functions and data objects by name. A view of the mapped file: looking up makes no object per symbol."""
+    """Defined functions and data objects by name, looked up in the mapped file: no Python object per symbol.
+
+    Of a Go function and its ABI wrapper the linker names one NAME.abi0, so names are distinct.
+    """
 
     def __init__(self, symbols: npt.NDArray[np.void], names: NameTable) -> None:
         self._symbols = symbols
@@ -25,10 +31,10 @@ class Symtab:
         self._kinds: dict[int, npt.NDArray[np.intp]] = {}
 
     @classmethod
-    def read(cls, binary: Binary) -> "Symtab | None":
+    def read(cls, binary: Binary) -> Self | None:
         """The table of ``binary``; None if it has none, or one that can't be made sense of."""
         for section in binary.section_table:
-            if section.type != _SHT_SYMTAB or section.entry_size != _SYMBOL.itemsize:
+            if section.type != SHT_SYMTAB or section.entry_size != _SYMBOL.itemsize:
                 continue
             content = binary.content(section)
             count = len(content) // _SYMBOL.itemsize
@@ -40,17 +46,16 @@ class Symtab:
         return None
 
     def functions_named(self, names: Iterable[str]) -> dict[str, Function]:
-        """The functions of these names. A name that is absent, or that several functions share, is left out."""
-        return {
-            name: Function(name, vaddr, size) for name, (vaddr, size) in self._named(_STT_FUNC, names).items()
-        }
+        """The functions of these names; without those that are absent or that several functions have."""
+        found = self._named(_STT_FUNC, names)
+        return {name: Function(name, vaddr, size) for name, (vaddr, size) in found.items()}
 
     def data_named(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
         """Data objects by name: (vaddr, size in bytes). Absent and ambiguous names are left out."""
         return self._named(_STT_OBJECT, names)
 
     def function_names(self) -> Iterator[str]:
-        """Every defined function's name, in the table's order; with repeats. Slow for a large table."""
+        """Every defined function's name, in the table's order, with repeats. Slow for a large table."""
         for offset in self._symbols["name"][self._of_kind(_STT_FUNC)].tolist():
             name = self._names.name_at(offset)
             if name:
@@ -60,7 +65,8 @@ class Symtab:
         chosen = self._of_kind(kind)
         found: dict[str, tuple[int, int]] = {}
         for name, entries in self._names.matches(self._symbols["name"][chosen], names).items():
-            places = {(int(s["value"]), int(s["size"])) for s in self._symbols[chosen[entries[:64]]]}
+            symbols = self._symbols[chosen[entries[:_MAX_SAME_NAME]]]
+            places = set(zip(symbols["value"].tolist(), symbols["size"].tolist(), strict=True))
             if len(places) == 1:
                 found[name] = places.pop()
         return found
