@@ -233,12 +233,19 @@ static __always_inline __u32 reconcile(struct hit *hit, struct goroutine *g, __u
 	return from;
 }
 
-/* Move a goroutine. `cause` is used when `to` is runnable, `reason` when it is waiting. */
-static __always_inline void move(struct hit *hit, __u64 gp, struct goroutine *g, __u32 from, __u32 to, __u8 cause,
-				 __u8 reason)
+/* A move: from one state to another, with the cause if it becomes runnable and the reason if it waits. */
+struct move {
+	__u32 from;
+	__u32 to;
+	__u8 cause;
+	__u8 reason;
+};
+
+/* Make the move. Inlined: callers decide first and call it once, since its code is the bulk of every program. */
+static __always_inline void make(struct hit *hit, __u64 gp, struct goroutine *g, struct move move)
 {
 	struct target_stats *s = hit->stats;
-	__u32 left;
+	__u32 from = move.from, to = move.to, left;
 
 	if (from == STATE_DEAD) {
 		g->partial = PARTIAL_NOT;
@@ -267,17 +274,17 @@ static __always_inline void move(struct hit *hit, __u64 gp, struct goroutine *g,
 	} else if (to == STATE_RUNNABLE) {
 		if (from == STATE_WAITING)
 			g->totals.readies++;
-		else if (from == STATE_PREEMPTED || cause == CAUSE_PREEMPTED)
+		else if (move.cause == CAUSE_PREEMPTED)
 			g->totals.preempted++;
-		else if (cause == CAUSE_YIELDED)
+		else if (move.cause == CAUSE_YIELDED)
 			g->totals.yielded++;
-		else if (cause == CAUSE_SYSCALL)
+		else if (move.cause == CAUSE_SYSCALL)
 			g->totals.syscalls++;
-		g->cause = cause;
+		g->cause = move.cause;
 	} else if (to == STATE_WAITING) {
 		if (from == STATE_RUNNING)
 			g->totals.parks++;
-		g->reason = reason;
+		g->reason = move.reason;
 	}
 	g->state = to;
 	g->since_ns = hit->now_ns;
@@ -289,68 +296,107 @@ static __always_inline void move(struct hit *hit, __u64 gp, struct goroutine *g,
 	}
 }
 
-static __always_inline __u8 cause_of(struct hit *hit, __u8 reason)
-{
-	return hit->target->cause_of_reason[reason & (REASON_COUNT - 1)];
-}
+/* The functions below find out which move it is; 0: none. */
 
 /* Waiting -> runnable: the reason it waited for is the cause of the wake. A goroutine stopped by preemptPark is moved
  * from preempted to waiting by suspendG's own CAS before it is readied: that is the end of a preemption, not of a wait. */
-static __always_inline void wake(struct hit *hit, __u64 gp, struct goroutine *g)
+static __always_inline int wake(struct hit *hit, __u64 gp, struct goroutine *g, struct move *move)
 {
-	__u8 cause;
-
 	if (g->state == STATE_PREEMPTED) {
-		cause = CAUSE_PREEMPTED;
+		move->cause = CAUSE_PREEMPTED;
 	} else {
 		if (g->state != STATE_WAITING)
 			g->reason = read_reason(hit, gp);
-		cause = cause_of(hit, g->reason);
+		move->cause = hit->target->cause_of_reason[g->reason & (REASON_COUNT - 1)];
 	}
-	move(hit, gp, g, cause == CAUSE_PREEMPTED ? STATE_PREEMPTED : STATE_WAITING, STATE_RUNNABLE, cause, 0);
+	move->from = move->cause == CAUSE_PREEMPTED ? STATE_PREEMPTED : STATE_WAITING;
+	move->to = STATE_RUNNABLE;
+	return 1;
 }
 
-/* Running -> waiting; nothing if the reason is one for which the goroutine in fact runs on the system stack. */
-static __always_inline void park(struct hit *hit, __u64 gp, struct goroutine *g)
+/* Running -> waiting; no move if the reason is one for which the goroutine in fact runs on the system stack. */
+static __always_inline int park(struct hit *hit, __u64 gp, struct move *move)
 {
-	__u8 reason = read_reason(hit, gp);
-
-	if (hit->target->running_reasons & (1ULL << (reason & (REASON_COUNT - 1))))
-		return;
-	move(hit, gp, g, STATE_RUNNING, STATE_WAITING, 0, reason);
+	move->reason = read_reason(hit, gp);
+	move->from = STATE_RUNNING;
+	move->to = STATE_WAITING;
+	return !(hit->target->running_reasons & (1ULL << (move->reason & (REASON_COUNT - 1))));
 }
 
 /* Running -> runnable by its own wish or not. preemptone sets g.preempt and only execute clears it; Gosched's own stack
  * check would have caught a request made before, so that the two are mistaken only if one arrives within nanoseconds. */
-static __always_inline void give_up_processor(struct hit *hit, __u64 gp, struct goroutine *g)
+static __always_inline int give_up_processor(struct hit *hit, __u64 gp, struct move *move)
 {
-	__u8 cause = read_byte(hit, gp, hit->target->g_preempt, 0) ? CAUSE_PREEMPTED : CAUSE_YIELDED;
-
-	move(hit, gp, g, STATE_RUNNING, STATE_RUNNABLE, cause, 0);
+	move->from = STATE_RUNNING;
+	move->to = STATE_RUNNABLE;
+	move->cause = read_byte(hit, gp, hit->target->g_preempt, 0) ? CAUSE_PREEMPTED : CAUSE_YIELDED;
+	return 1;
 }
 
 /* Waiting -> running without having been runnable: the runtime called it waiting while it ran on the system stack.
  * From Go 1.20 the reason says so and park() let it pass. Before, the reason is stale: the park is taken back. */
-static __always_inline void resume_on_system_stack(struct hit *hit, __u64 gp, struct goroutine *g)
+static __always_inline int resume_on_system_stack(struct hit *hit, struct goroutine *g)
 {
-	if (g->state != STATE_WAITING)
-		return;
-	add(&hit->stats->transitions[STATE_RUNNING * STATE_COUNT + STATE_WAITING], -1ULL);
-	g->totals.parks--;
-	g->state = STATE_RUNNING;
+	if (g->state == STATE_WAITING) {
+		add(&hit->stats->transitions[STATE_RUNNING * STATE_COUNT + STATE_WAITING], -1ULL);
+		g->totals.parks--;
+		g->state = STATE_RUNNING;
+	}
+	return 0;
 }
 
 /* From Go 1.26 casgstatus is the slow path of system calls, and reports again what their own probes have reported. */
-static __always_inline void enter_syscall(struct hit *hit, __u64 gp, struct goroutine *g)
+static __always_inline int enter_syscall(struct goroutine *g, struct move *move)
 {
-	if (g->state != STATE_SYSCALL)
-		move(hit, gp, g, STATE_RUNNING, STATE_SYSCALL, 0, 0);
+	move->from = STATE_RUNNING;
+	move->to = STATE_SYSCALL;
+	return g->state != STATE_SYSCALL;
 }
 
-static __always_inline void leave_syscall(struct hit *hit, __u64 gp, struct goroutine *g)
+static __always_inline int leave_syscall(struct goroutine *g, struct move *move)
 {
-	if (g->state == STATE_SYSCALL || g->state == STATE_UNSEEN)
-		move(hit, gp, g, STATE_SYSCALL, STATE_RUNNING, 0, 0);
+	move->from = STATE_SYSCALL;
+	move->to = STATE_RUNNING;
+	return g->state == STATE_SYSCALL || g->state == STATE_UNSEEN;
+}
+
+/* What casgstatus(gp, from, to) means. */
+static __always_inline int understand(struct hit *hit, __u64 gp, struct goroutine *g, struct move *move)
+{
+	__u32 from = move->from, to = move->to;
+
+	if (g->switched == SWITCH_OUT && from == STATE_RUNNING && to == STATE_WAITING)
+		return 0;
+	if (g->switched == SWITCH_IN && (to == STATE_RUNNABLE || to == STATE_RUNNING)) {
+		if (to == STATE_RUNNING)
+			g->switched = SWITCH_NONE;
+		return 0;
+	}
+	if (to == STATE_RUNNABLE) {
+		if (from == STATE_WAITING)
+			return wake(hit, gp, g, move);
+		if (from == STATE_RUNNING && !read_word(hit, gp, hit->target->g_syscallsp))
+			return give_up_processor(hit, gp, move);
+		if (from == STATE_DEAD) {
+			move->cause = CAUSE_NEW;
+			return 1;
+		}
+		/* back from a system call without a P; since Go 1.26 the status is running by then */
+		move->from = STATE_SYSCALL;
+		move->cause = CAUSE_SYSCALL;
+		return 1;
+	}
+	if (from == STATE_RUNNING && to == STATE_WAITING)
+		return park(hit, gp, move);
+	if (from == STATE_WAITING && to == STATE_RUNNING)
+		return resume_on_system_stack(hit, g);
+	if (from == STATE_RUNNING && to == STATE_SYSCALL)
+		return enter_syscall(g, move);
+	if (from == STATE_SYSCALL && to == STATE_RUNNING)
+		return leave_syscall(g, move);
+	if (to == STATE_WAITING) /* a coroutine is born waiting */
+		move->reason = read_reason(hit, gp);
+	return 1;
 }
 
 #endif

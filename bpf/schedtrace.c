@@ -17,57 +17,27 @@
 int on_casgstatus(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
-	__u32 from = (__u32)GO_ARG1(ctx) & 0xf, to = (__u32)GO_ARG2(ctx) & 0xf;
+	struct move move = { .from = (__u32)GO_ARG1(ctx) & 0xf, .to = (__u32)GO_ARG2(ctx) & 0xf };
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROGRAM_CASGSTATUS))
 		return 0;
-	if (from == STATE_DEADEXTRA)
-		from = STATE_DEAD;
-	if (to == STATE_DEADEXTRA)
-		to = STATE_DEAD;
+	if (move.from == STATE_DEADEXTRA)
+		move.from = STATE_DEAD;
+	if (move.to == STATE_DEADEXTRA)
+		move.to = STATE_DEAD;
 	/* A new g before its life, a growing stack, a leak report: no change of what the goroutine is doing. */
-	if (from == STATE_IDLE || from == STATE_COPYSTACK || to == STATE_COPYSTACK || to == STATE_LEAKED ||
-	    from == to) {
-		count(hit.stats, from, to);
+	if (move.from == STATE_IDLE || move.from == STATE_COPYSTACK || move.to == STATE_COPYSTACK ||
+	    move.to == STATE_LEAKED || move.from == move.to) {
+		count(hit.stats, move.from, move.to);
 		return 0;
 	}
 	g = follow(&hit, gp);
-	if (!g) {
-		count(hit.stats, from, to);
-		return 0;
-	}
-	if (g->switched == SWITCH_OUT && from == STATE_RUNNING && to == STATE_WAITING)
-		return 0;
-	if (g->switched == SWITCH_IN && (to == STATE_RUNNABLE || to == STATE_RUNNING)) {
-		if (to == STATE_RUNNING)
-			g->switched = SWITCH_NONE;
-		return 0;
-	}
-	if (to == STATE_RUNNABLE) {
-		if (from == STATE_WAITING) {
-			wake(&hit, gp, g);
-		} else if (from == STATE_DEAD) {
-			move(&hit, gp, g, from, to, CAUSE_NEW, 0);
-		} else if (from == STATE_SYSCALL ||
-			   (from == STATE_RUNNING && read_word(&hit, gp, hit.target->g_syscallsp))) {
-			/* back from a system call without a P; since Go 1.26 the status is running by then */
-			move(&hit, gp, g, STATE_SYSCALL, to, CAUSE_SYSCALL, 0);
-		} else {
-			give_up_processor(&hit, gp, g);
-		}
-	} else if (to == STATE_WAITING) {
-		park(&hit, gp, g);
-	} else if (from == STATE_WAITING && to == STATE_RUNNING) {
-		resume_on_system_stack(&hit, gp, g);
-	} else if (from == STATE_RUNNING && to == STATE_SYSCALL) {
-		enter_syscall(&hit, gp, g);
-	} else if (from == STATE_SYSCALL && to == STATE_RUNNING) {
-		leave_syscall(&hit, gp, g);
-	} else {
-		move(&hit, gp, g, from, to, CAUSE_OTHER, 0);
-	}
+	if (!g)
+		count(hit.stats, move.from, move.to);
+	else if (understand(&hit, gp, g, &move))
+		make(&hit, gp, g, move);
 	return 0;
 }
 #endif
@@ -77,14 +47,15 @@ int on_casgstatus(struct pt_regs *ctx)
 int on_park_m(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROGRAM_PARK_M))
 		return 0;
 	g = follow(&hit, gp);
-	if (g)
-		park(&hit, gp, g);
+	if (g && park(&hit, gp, &move))
+		make(&hit, gp, g, move);
 	return 0;
 }
 #endif
@@ -94,14 +65,15 @@ int on_park_m(struct pt_regs *ctx)
 int on_ready(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROGRAM_READY))
 		return 0;
 	g = follow(&hit, gp);
-	if (g)
-		wake(&hit, gp, g);
+	if (g && wake(&hit, gp, g, &move))
+		make(&hit, gp, g, move);
 	return 0;
 }
 #endif
@@ -110,19 +82,20 @@ int on_ready(struct pt_regs *ctx)
 #ifdef WITH_ON_INJECTGLIST
 int on_injectglist(struct pt_regs *ctx)
 {
-	__u64 list = GO_ARG0(ctx), gp;
+	__u64 gp = GO_ARG0(ctx);
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROGRAM_INJECTGLIST))
 		return 0;
-	gp = read_word(&hit, list, 0);
+	gp = read_word(&hit, gp, 0);
 	for (int i = 0; i < INJECT_LIMIT; i++) {
 		if (!gp)
 			return 0;
 		g = follow(&hit, gp);
-		if (g)
-			wake(&hit, gp, g);
+		if (g && wake(&hit, gp, g, &move))
+			make(&hit, gp, g, move);
 		gp = read_word(&hit, gp, hit.target->g_schedlink);
 	}
 	if (gp)
@@ -137,6 +110,7 @@ int on_injectglist(struct pt_regs *ctx)
 int on_execute(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
@@ -145,9 +119,10 @@ int on_execute(struct pt_regs *ctx)
 	g = follow(&hit, gp);
 	if (!g)
 		return 0;
-	if (g->state == STATE_WAITING || g->state == STATE_PREEMPTED)
-		wake(&hit, gp, g);
-	move(&hit, gp, g, STATE_RUNNABLE, STATE_RUNNING, 0, 0);
+	if ((g->state == STATE_WAITING || g->state == STATE_PREEMPTED) && wake(&hit, gp, g, &move))
+		make(&hit, gp, g, move);
+	move = (struct move){ .from = STATE_RUNNABLE, .to = STATE_RUNNING };
+	make(&hit, gp, g, move);
 	return 0;
 }
 #endif
@@ -157,14 +132,16 @@ int on_execute(struct pt_regs *ctx)
 int on_newproc(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG1(ctx);
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROGRAM_NEWPROC))
 		return 0;
+	move = (struct move){ .from = STATE_DEAD, .to = STATE_RUNNABLE, .cause = CAUSE_NEW };
 	g = follow(&hit, gp);
 	if (g)
-		move(&hit, gp, g, STATE_DEAD, STATE_RUNNABLE, CAUSE_NEW, 0);
+		make(&hit, gp, g, move);
 	return 0;
 }
 #endif
@@ -174,14 +151,15 @@ int on_newproc(struct pt_regs *ctx)
 int on_goschedimpl(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROGRAM_GOSCHEDIMPL))
 		return 0;
 	g = follow(&hit, gp);
-	if (g)
-		give_up_processor(&hit, gp, g);
+	if (g && give_up_processor(&hit, gp, &move))
+		make(&hit, gp, g, move);
 	return 0;
 }
 #endif
@@ -191,14 +169,15 @@ int on_goschedimpl(struct pt_regs *ctx)
 int on_goyield_m(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROGRAM_GOYIELD_M))
 		return 0;
 	g = follow(&hit, gp);
-	if (g)
-		give_up_processor(&hit, gp, g);
+	if (g && give_up_processor(&hit, gp, &move))
+		make(&hit, gp, g, move);
 	return 0;
 }
 #endif
@@ -208,14 +187,16 @@ int on_goyield_m(struct pt_regs *ctx)
 int on_preemptpark(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROGRAM_PREEMPTPARK))
 		return 0;
+	move = (struct move){ .from = STATE_RUNNING, .to = STATE_PREEMPTED };
 	g = follow(&hit, gp);
 	if (g)
-		move(&hit, gp, g, STATE_RUNNING, STATE_PREEMPTED, 0, 0);
+		make(&hit, gp, g, move);
 	return 0;
 }
 #endif
@@ -225,14 +206,16 @@ int on_preemptpark(struct pt_regs *ctx)
 int on_gdestroy(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROGRAM_GDESTROY))
 		return 0;
+	move = (struct move){ .from = STATE_RUNNING, .to = STATE_DEAD };
 	g = follow(&hit, gp);
 	if (g)
-		move(&hit, gp, g, STATE_RUNNING, STATE_DEAD, 0, 0);
+		make(&hit, gp, g, move);
 	return 0;
 }
 #endif
@@ -242,14 +225,16 @@ int on_gdestroy(struct pt_regs *ctx)
 int on_exitsyscall_nop(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx);
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROGRAM_EXITSYSCALL_NOP))
 		return 0;
+	move = (struct move){ .from = STATE_SYSCALL, .to = STATE_RUNNABLE, .cause = CAUSE_SYSCALL };
 	g = follow(&hit, gp);
 	if (g)
-		move(&hit, gp, g, STATE_SYSCALL, STATE_RUNNABLE, CAUSE_SYSCALL, 0);
+		make(&hit, gp, g, move);
 	return 0;
 }
 #endif
@@ -259,6 +244,7 @@ int on_exitsyscall_nop(struct pt_regs *ctx)
 int on_coroswitch_m(struct pt_regs *ctx)
 {
 	__u64 gp = GO_ARG0(ctx), coroutine, next;
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
@@ -272,9 +258,10 @@ int on_coroswitch_m(struct pt_regs *ctx)
 	next = read_word(&hit, coroutine, hit.target->coro_gp);
 	if (!read_byte(&hit, gp, hit.target->g_coroexit, 0)) {
 		/* else gdestroy is called, which is seen on its own */
+		move = (struct move){ STATE_RUNNING, STATE_WAITING, 0, hit.target->coroutine_reason };
 		g = follow(&hit, gp);
 		if (g) {
-			move(&hit, gp, g, STATE_RUNNING, STATE_WAITING, 0, hit.target->coroutine_reason);
+			make(&hit, gp, g, move);
 			g->switched = SWITCH_OUT;
 		}
 	}
@@ -284,7 +271,8 @@ int on_coroswitch_m(struct pt_regs *ctx)
 	if (g) {
 		if (g->state == STATE_UNSEEN)
 			g->reason = hit.target->coroutine_reason;
-		move(&hit, next, g, STATE_WAITING, STATE_RUNNING, 0, 0);
+		move = (struct move){ STATE_WAITING, STATE_RUNNING, 0, 0 };
+		make(&hit, next, g, move);
 		g->switched = SWITCH_IN;
 	}
 	return 0;
@@ -296,14 +284,15 @@ int on_coroswitch_m(struct pt_regs *ctx)
 int on_reentersyscall(struct pt_regs *ctx)
 {
 	__u64 gp = GO_CURRENT_G(ctx);
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROGRAM_REENTERSYSCALL))
 		return 0;
 	g = follow(&hit, gp);
-	if (g)
-		enter_syscall(&hit, gp, g);
+	if (g && enter_syscall(g, &move))
+		make(&hit, gp, g, move);
 	return 0;
 }
 #endif
@@ -312,14 +301,15 @@ int on_reentersyscall(struct pt_regs *ctx)
 int on_exitsyscall(struct pt_regs *ctx)
 {
 	__u64 gp = GO_CURRENT_G(ctx);
+	struct move move = {};
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROGRAM_EXITSYSCALL))
 		return 0;
 	g = follow(&hit, gp);
-	if (g)
-		leave_syscall(&hit, gp, g);
+	if (g && leave_syscall(g, &move))
+		make(&hit, gp, g, move);
 	return 0;
 }
 #endif
