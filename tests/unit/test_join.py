@@ -1,0 +1,104 @@
+"""Names and arithmetic on what the maps hold; the maps are made up here, field by field."""
+
+import numpy as np
+from schedtrace import abi, join
+from schedtrace.abi import GoroutineState as State
+from schedtrace.abi import LostReason, ProbeProgram, WakeCause
+from schedtrace.histogram import Histogram
+from schedtrace.session import Snapshot
+
+REASONS = ("", "", "IO wait", "sleep")
+IO_WAIT, SLEEP = 2, 3
+MS = 1_000_000
+NAMES = {0x1000: "main.worker", 0x2000: "net/http.(*conn).serve"}
+
+
+def _stats() -> np.void:
+    return np.zeros(1, np.dtype(abi.TargetStats))[0]
+
+
+def _goroutine(state: int, since_ns: int, start_pc: int, reason: int = 0, **totals: int) -> abi.Goroutine:
+    return abi.Goroutine(
+        since_ns=since_ns, start_pc=start_pc, state=state, reason=reason, totals=abi.Totals(**totals)
+    )
+
+
+def _array(*goroutines: abi.Goroutine) -> np.ndarray:
+    array = np.zeros(len(goroutines), np.dtype(abi.Goroutine))
+    for i, goroutine in enumerate(goroutines):
+        array[i] = np.frombuffer(bytes(goroutine), array.dtype)[0]
+    return array
+
+
+def _totals(**fields: int) -> np.void:
+    return np.frombuffer(bytes(abi.Totals(**fields)), np.dtype(abi.Totals))[0]
+
+
+def test_every_count_gets_its_name() -> None:
+    stats = _stats()
+    stats["transitions"][State.RUNNABLE * State.COUNT + State.RUNNING] = 7
+    stats["transitions"][State.PREEMPTED * State.COUNT + State.RUNNABLE] = 1
+    stats["sched_latency"][WakeCause.TIMER]["slots"][3] = 2
+    stats["sched_latency"][WakeCause.TIMER]["sum_ns"] = 13_000
+    stats["sched_latency"][WakeCause.TIMER]["max_ns"] = 7_500
+    stats["wait"][SLEEP]["slots"][10] = 1
+    stats["wait"][abi.REASON_UNKNOWN]["slots"][0] = 1
+    stats["hits"][ProbeProgram.CASGSTATUS] = 21
+    stats["lost"][LostReason.INCONSISTENT] = 3
+    stats["cgroup_id"] = 82
+    counts = join.counts(Snapshot(5 * MS, stats, {}, _array(), 4), REASONS, NAMES.get)
+    assert counts.transitions == {("runnable", "running"): 7, ("preempted", "runnable"): 1}
+    assert counts.sched_latency == {
+        "timer/sleep": Histogram((0, 0, 0, 2) + (0,) * 21, sum_ns=13_000, max_ns=7_500)
+    }
+    assert set(counts.wait) == {"sleep", "unknown"}
+    assert (counts.hits["on_casgstatus"], counts.hits["on_ready"]) == (21, 0)
+    assert (counts.lost, counts.foreign_hits, counts.cgroup_id) == ({"inconsistent_state": 3}, 4, 82)
+
+
+def test_time_in_a_state_is_what_ended_and_what_goes_on() -> None:
+    stats = _stats()
+    stats["sched_latency"][WakeCause.NEW]["sum_ns"] = 1 * MS
+    stats["partial_ns"][State.RUNNABLE] = 2 * MS
+    stats["partial_ns"][State.RUNNING] = 5 * MS
+    stats["wait"][SLEEP]["sum_ns"] = 3 * MS
+    stats["wait"][SLEEP]["slots"][9] = 2
+    stats["partial_wait_ns"][SLEEP] = 1 * MS
+    stats["partial_waits"][SLEEP] = 1
+    stats["transitions"][State.RUNNABLE * State.COUNT + State.RUNNING] = 4
+    living = _array(
+        _goroutine(State.RUNNABLE, 90 * MS, 0x1000),
+        _goroutine(State.RUNNING, 96 * MS, 0x1000),
+        _goroutine(State.WAITING, 50 * MS, 0x1000, SLEEP),
+        _goroutine(State.WAITING, 0, 0x1000, IO_WAIT),
+    )
+    times = {(s.state, s.reason): (s.time_ns, s.count) for s in join.state_times(stats, living, 100 * MS, REASONS)}
+    assert times == {
+        ("waiting", "IO wait"): (100 * MS, 1),
+        ("waiting", "sleep"): (54 * MS, 4),
+        ("runnable", ""): (13 * MS, 0),
+        ("running", ""): (9 * MS, 4),
+    }
+
+
+def test_functions_add_up_the_dead_and_the_living() -> None:
+    ended = {0x1000: _totals(goroutines=3, exits=3, parks=10, waiting_ns=8 * MS, max_waiting_ns=4 * MS)}
+    living = _array(
+        _goroutine(State.WAITING, 90 * MS, 0x1000, SLEEP, goroutines=1, parks=2, max_waiting_ns=1 * MS),
+        _goroutine(State.RUNNABLE, 99 * MS, 0x1000, runnable_ns=2 * MS),
+        _goroutine(State.SYSCALL, 70 * MS, 0x2000),
+        _goroutine(State.WAITING, 0, 0x3000),
+    )
+    functions = {f.function: f for f in join.function_totals(ended, living, 100 * MS, NAMES.get)}
+    worker = functions["main.worker"]
+    assert (worker.goroutines, worker.created, worker.exits, worker.parks) == (5, 4, 3, 12)
+    assert (worker.waiting_ns, worker.runnable_ns) == (18 * MS, 3 * MS)
+    assert worker.max_waiting_ns == 4 * MS
+    assert functions["net/http.(*conn).serve"].syscall_ns == 30 * MS
+    assert functions["(unknown)"].waiting_ns == 100 * MS
+    assert [f.function for f in join.function_totals(ended, living, 100 * MS, NAMES.get)][0] == "(unknown)"
+
+
+def test_nothing_at_all() -> None:
+    counts = join.counts(Snapshot(0, _stats(), {}, _array(), 0), (), NAMES.get)
+    assert (counts.transitions, counts.states, counts.functions, counts.goroutines) == ({}, (), (), 0)
