@@ -110,7 +110,10 @@ def _read_at(binary: Binary, vaddr: int) -> BuildInfo | None:
         modules, _ = _counted(binary, after, _MAX_MODULES_SIZE)
     elif pointer_size == 8 and not flags & _BIG_ENDIAN:
         version = _go_string(binary, binary.pointer(vaddr + 16), _MAX_VERSION_SIZE)
-        modules = _go_string(binary, binary.pointer(vaddr + 24), _MAX_MODULES_SIZE)
+        modules = b""
+        variable = binary.pointer(vaddr + 24)
+        if binary.segment_at(variable) is not None:  # without modules it is zero, so in .bss
+            modules = _go_string(binary, variable, _MAX_MODULES_SIZE)
     else:
         return None
     if not version:

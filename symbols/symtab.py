@@ -17,13 +17,11 @@ _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
 _MAX_SAME_NAME = 64
+_ABI0 = ".abi0"
 
 
 class Symtab:
-    """Defined functions and data objects by name, looked up in the mapped file: no Python object per symbol.
-
-    Of a Go function and its ABI wrapper the linker names one NAME.abi0, so names are distinct.
-    """
+    """Defined functions and data objects by name, found in the mapped file: no Python object per symbol."""
 
     def __init__(self, symbols: npt.NDArray[np.void], names: NameTable) -> None:
         self._symbols = symbols
@@ -46,9 +44,17 @@ class Symtab:
         return None
 
     def functions_named(self, names: Iterable[str]) -> dict[str, Function]:
-        """The functions of these names; without those that are absent or that several functions have."""
-        found = self._named(_STT_FUNC, names)
-        return {name: Function(name, vaddr, size) for name, (vaddr, size) in found.items()}
+        """The functions of these names; without those that are absent or that several functions have.
+
+        An assembly function that only assembly calls is listed as NAME.abi0, and found as NAME. What has both
+        entries is a Go function with a wrapper for assembly's calls, NAME.abi0, or an assembly function with
+        a wrapper for Go's calls, NAME: found is what Go code calls. Pclntab tells wrappers apart.
+        """
+        wanted = list(dict.fromkeys(names))
+        places = self._named(_STT_FUNC, wanted)
+        for name, place in self._named(_STT_FUNC, [n + _ABI0 for n in wanted if n not in places]).items():
+            places[name.removesuffix(_ABI0)] = place
+        return {name: Function(name, *places[name]) for name in wanted if name in places}
 
     def data_named(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
         """Data objects by name: (vaddr, size in bytes). Absent and ambiguous names are left out."""
