@@ -26,7 +26,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "g": (
         "stack.lo", "stack.hi", "m", "sched.sp", "sched.pc", "sched.bp", "syscallsp", "syscallpc",
         "syscallbp", "atomicstatus", "goid", "schedlink", "waitsince", "waitreason", "preempt",
-        "preemptStop", "lockedm", "parentGoid", "gopc", "startpc", "waiting", "timer", "sleepWhen", "coroarg", "coroexit", "bubble",
+        "preemptStop", "lockedm", "parentGoid", "gopc", "startpc", "waiting", "timer", "sleepWhen", "coroarg",
+        "coroexit", "bubble",
     ),
     "m": ("g0", "procid", "gsignal", "curg", "p", "id", "locks", "spinning", "alllink", "lockedg"),
     "p": (
@@ -36,9 +37,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "schedt": (
         "lock", "nmidle", "nmidlelocked", "nmsys", "ngsys", "npidle", "nmspinning", "needspinning",
         "nGsyscallNoP", "runq.head", "runq.tail", "runq.size", "runqsize", "gcwaiting", "stopwait",
-        "timeToRun",
-        "idleTime", "totalMutexWaitTime", "stwStoppingTimeGC", "stwStoppingTimeOther", "stwTotalTimeGC",
-        "stwTotalTimeOther", "goroutinesCreated",
+        "timeToRun", "idleTime", "totalMutexWaitTime", "stwStoppingTimeGC", "stwStoppingTimeOther",
+        "stwTotalTimeGC", "stwTotalTimeOther", "goroutinesCreated",
     ),
     "timeHistogram": ("counts", "underflow", "overflow"),
     "timer": ("when", "period"),
