@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"schedtrace.test/internal/protocol"
+	"schedtrace.test/internal/tracing"
 )
 
 func numbers(n int) iter.Seq[int] {
@@ -38,17 +39,21 @@ func puller(n int, done chan<- int) {
 
 func main() {
 	n := flag.Int("n", 100003, "values to pull")
+	traceFile := flag.String("trace", "", "write Go's execution trace of the work to this file")
 	flag.Parse()
 	debug.SetGCPercent(-1)
 
 	protocol.Ready(protocol.Facts{"n": *n})
+	stop := tracing.Start(*traceFile)
 	done := make(chan int, 1)
 	start := time.Now()
 	go puller(*n, done)
 	if sum := <-done; sum != *n*(*n-1)/2 {
 		panic("values were lost")
 	}
+	seconds := protocol.Elapsed(start)
+	stop()
 	protocol.Done(protocol.Facts{
-		"n": *n, "switches": 2 * (*n + 1), "seconds": protocol.Elapsed(start),
+		"n": *n, "switches": 2 * (*n + 1), "seconds": seconds,
 	})
 }

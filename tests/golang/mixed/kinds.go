@@ -20,6 +20,7 @@ func consumer(messages <-chan int, done chan<- int) {
 
 // channels sends bursts to a consumer, by turns over a channel without and with room.
 func channels(w *work) {
+	defer w.wait.Done()
 	for room := 0; w.running(); room = 4 - room {
 		messages, done := make(chan int, room), make(chan int)
 		go consumer(messages, done)
@@ -34,6 +35,7 @@ func channels(w *work) {
 
 // selector waits for whichever of two senders comes first, or for a timer.
 func selector(w *work) {
+	defer w.wait.Done()
 	for w.running() {
 		left, right := make(chan int), make(chan int)
 		go func() { left <- 1 }()
@@ -51,6 +53,7 @@ func selector(w *work) {
 
 // locker holds the mutex across a yield, so that the others find it taken and wait.
 func locker(w *work, mutex *sync.Mutex) {
+	defer w.wait.Done()
 	for w.running() {
 		for i := 0; i < 10; i++ {
 			mutex.Lock()
@@ -63,6 +66,7 @@ func locker(w *work, mutex *sync.Mutex) {
 }
 
 func sleeper(w *work) {
+	defer w.wait.Done()
 	for w.running() {
 		time.Sleep(pace)
 		atomic.AddInt64(&w.sleeps, 1)
@@ -74,6 +78,7 @@ func child(wait *sync.WaitGroup) {
 }
 
 func spawner(w *work) {
+	defer w.wait.Done()
 	for w.running() {
 		var wait sync.WaitGroup
 		wait.Add(20)
@@ -87,6 +92,7 @@ func spawner(w *work) {
 }
 
 func yielder(w *work) {
+	defer w.wait.Done()
 	for w.running() {
 		for i := 0; i < 20; i++ {
 			runtime.Gosched()
@@ -98,6 +104,7 @@ func yielder(w *work) {
 
 // spinner computes for longer than the 10 ms after which the runtime preempts a goroutine.
 func spinner(w *work) {
+	defer w.wait.Done()
 	x := uint64(88172645463325252)
 	for w.running() {
 		for end := time.Now().Add(25 * time.Millisecond); time.Now().Before(end); {
@@ -115,7 +122,28 @@ func spinner(w *work) {
 	}
 }
 
+// allocator makes about 50 MB of garbage a second, among it pointers that the collector has to follow.
+func allocator(w *work) {
+	defer w.wait.Done()
+	type link struct {
+		next *link
+		room [50]int
+	}
+	for w.running() {
+		var chain *link
+		for i := 0; i < 100; i++ {
+			chain = &link{next: chain}
+		}
+		if chain.next == nil {
+			panic("the chain has 100 links")
+		}
+		atomic.AddInt64(&w.allocations, 100)
+		time.Sleep(pace)
+	}
+}
+
 func writer(w *work) {
+	defer w.wait.Done()
 	file, err := os.CreateTemp("", "mixed")
 	if err != nil {
 		protocol.Fail(err)

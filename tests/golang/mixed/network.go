@@ -62,6 +62,7 @@ func (e *echo) close() {
 
 // client sends and awaits the echo, one short message at a time.
 func client(w *work, server *echo) {
+	defer w.wait.Done()
 	connection := server.accept()
 	defer connection.Close()
 	message := []byte("sixteen bytes ..")

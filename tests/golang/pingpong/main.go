@@ -17,24 +17,31 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/pprof"
-	"runtime/trace"
 	"time"
 
 	"schedtrace.test/internal/protocol"
+	"schedtrace.test/internal/tracing"
 )
 
-func ping(n int, there chan<- int, back <-chan int, done chan<- int) {
+// Without arguments, so that they are started as themselves and not through a wrapper that the compiler makes.
+var (
+	rounds      int
+	there, back = make(chan int), make(chan int)
+	done        = make(chan int, 2)
+)
+
+func ping() {
 	sum := 0
-	for i := 0; i < n; i++ {
+	for i := 0; i < rounds; i++ {
 		there <- i
 		sum += <-back
 	}
 	done <- sum
 }
 
-func pong(n int, there <-chan int, back chan<- int, done chan<- int) {
+func pong() {
 	sum := 0
-	for i := 0; i < n; i++ {
+	for i := 0; i < rounds; i++ {
 		got := <-there
 		sum += got
 		back <- got + 1
@@ -54,14 +61,15 @@ func main() {
 	debug.SetGCPercent(-1)
 
 	protocol.Ready(protocol.Facts{"n": *n})
-	stop := observe(*traceFile, *profileFile)
-	there, back, done := make(chan int), make(chan int), make(chan int, 2)
+	stopTrace, stopProfile := tracing.Start(*traceFile), profile(*profileFile)
+	rounds = *n
 	start := time.Now()
-	go ping(*n, there, back, done)
-	go pong(*n, there, back, done)
+	go ping()
+	go pong()
 	sum := <-done + <-done
 	seconds := protocol.Elapsed(start)
-	stop()
+	stopProfile()
+	stopTrace()
 	if want := *n * *n; sum != want { // the sum of 0..n-1 plus the sum of 1..n
 		panic("messages were lost")
 	}
@@ -70,29 +78,20 @@ func main() {
 	})
 }
 
-func observe(traceFile, profileFile string) (stop func()) {
-	stop = func() {}
-	if traceFile != "" {
-		file := create(traceFile)
-		if err := trace.Start(file); err != nil {
-			protocol.Fail(err)
-		}
-		stop = func() { trace.Stop(); file.Close() }
+// profile begins a CPU profile and returns what ends it. With an empty name there is none.
+func profile(name string) (stop func()) {
+	if name == "" {
+		return func() {}
 	}
-	if profileFile != "" {
-		file := create(profileFile)
-		if err := pprof.StartCPUProfile(file); err != nil {
-			protocol.Fail(err)
-		}
-		stop = func() { pprof.StopCPUProfile(); file.Close() }
-	}
-	return stop
-}
-
-func create(name string) *os.File {
 	file, err := os.Create(name)
+	if err == nil {
+		err = pprof.StartCPUProfile(file)
+	}
 	if err != nil {
 		protocol.Fail(err)
 	}
-	return file
+	return func() {
+		pprof.StopCPUProfile()
+		file.Close()
+	}
 }
