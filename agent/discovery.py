@@ -1,0 +1,136 @@
+"""Which processes of this node are Go programs, and how much could be seen of each.
+
+One look over /proc. Executables are told apart by device and inode, so that a node with a hundred processes
+of one binary reads that binary once.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from schedtrace import plan
+from schedtrace.cgroups import ContainerRef, CpuStat, Mount, container_of, read_membership, read_mounts
+from schedtrace.errors import NotTraceable, PermissionDenied
+from schedtrace.procfs import CAP_SYS_PTRACE, Process, effective_capabilities, open_process
+
+FULL = "full"
+
+
+@dataclass(frozen=True)
+class GoBinary:
+    """What an executable says of itself. ``level`` is how much of it can be seen, "full" or empty, and
+    ``obstacle`` why not more."""
+
+    go_version: str
+    level: str
+    obstacle: str
+
+
+@dataclass(frozen=True)
+class GoProcess:
+    """A running Go program. ``gomaxprocs`` is what its environment set at the start, None if nothing did.
+    ``throttling`` is that of its cgroup so far."""
+
+    pid: int
+    name: str
+    exe: str
+    go_version: str
+    gomaxprocs: int | None
+    threads: int
+    cgroup_path: str
+    quota_cores: float | None
+    throttling: CpuStat | None
+    owner: ContainerRef
+    level: str
+    obstacle: str
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The Go processes found, by PID. ``unreadable`` processes couldn't be looked into; ``may_ptrace`` says
+    whether CAP_SYS_PTRACE is there, without which that is to be expected of other users'."""
+
+    processes: tuple[GoProcess, ...]
+    unreadable: int
+    may_ptrace: bool
+
+
+def look_at(path: str) -> GoBinary | None:
+    """What kind of Go binary a file is; None if it isn't one. Raises PermissionDenied or OSError if it can't
+    be read."""
+    try:
+        return GoBinary(plan.make_plan(path).go_version, FULL, "")
+    except NotTraceable:
+        return None
+
+
+def scan(look: Callable[[str], GoBinary | None] = look_at) -> Scan:
+    """Look at every process of this node. Processes that end meanwhile are left out. Raises OSError without
+    /proc."""
+    scanner = _Scanner(look, read_mounts())
+    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
+    found = [scanner.examine(pid) for pid in pids]
+    return Scan(
+        processes=tuple(process for process in found if process is not None),
+        unreadable=scanner.unreadable,
+        may_ptrace=bool(effective_capabilities() >> CAP_SYS_PTRACE & 1),
+    )
+
+
+class _Scanner:
+    def __init__(self, look: Callable[[str], GoBinary | None], mounts: tuple[Mount, ...]) -> None:
+        self._look = look
+        self._mounts = mounts
+        self._binaries: dict[tuple[int, int], GoBinary | None] = {}
+        self.unreadable = 0
+
+    def examine(self, pid: int) -> GoProcess | None:
+        """The process if it runs a Go program. Most don't, and most of those run a binary that was seen
+        before."""
+        try:
+            file = Path(f"/proc/{pid}/exe").stat()
+            if self._binaries.get((file.st_dev, file.st_ino), True) is None:
+                return None
+            with open_process(pid) as process:
+                binary = self._binary_of(process)
+                return None if binary is None else self._describe(process, binary)
+        except (FileNotFoundError, ProcessLookupError, NotTraceable):
+            pass  # a kernel thread, or it has gone
+        except (OSError, PermissionDenied):
+            self.unreadable += 1
+        return None
+
+    def _binary_of(self, process: Process) -> GoBinary | None:
+        key = (process.identity.device, process.identity.inode)
+        if key not in self._binaries:
+            binary = self._look(process.exe_path)
+            if not process.still_same():
+                return None  # /proc/PID/exe may have led to another file meanwhile
+            self._binaries[key] = binary
+        return self._binaries[key]
+
+    def _describe(self, process: Process, binary: GoBinary) -> GoProcess:
+        membership = read_membership(process.pid, self._mounts)
+        main, limit = membership.main, membership.cpu_limit()
+        path = main.path if main else ""
+        return GoProcess(
+            pid=process.pid,
+            name=process.name,
+            exe=process.exe,
+            go_version=binary.go_version,
+            gomaxprocs=_gomaxprocs(process.environment()),
+            threads=len(process.thread_ids()),
+            cgroup_path=path,
+            quota_cores=limit.cores if limit else None,
+            throttling=membership.cpu_stat(),
+            owner=container_of(path),
+            level=binary.level,
+            obstacle=binary.obstacle,
+        )
+
+
+def _gomaxprocs(environment: dict[str, str]) -> int | None:
+    """What the runtime makes of the variable: a positive number counts, everything else is ignored."""
+    text = environment.get("GOMAXPROCS", "")
+    return int(text) if text.isdecimal() and text.isascii() and int(text) > 0 else None

@@ -1,0 +1,120 @@
+"""``inspect``, ``list`` and ``check`` for people and for programs: a :class:`Listing` has the text and the
+JSON. Pure."""
+
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from schedtrace.check import NodeReport, Status
+from schedtrace.discovery import GoProcess, Scan
+from schedtrace.errors import PermissionDenied
+from schedtrace.formatting import (
+    WIDTH,
+    amount,
+    columns,
+    count,
+    duration,
+    heading,
+    keep_end,
+    lines,
+    paragraph,
+    plural,
+    printable,
+)
+from schedtrace.plan import ProbePlan
+from schedtrace.report_json import Json, node_json, plan_json, scan_json
+
+_SHORT_ID = 12
+_STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "missing": "bold red"}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a command prints: ``text``, or ``json`` when asked for it."""
+
+    text: Text
+    json: Json
+
+
+def inspect_listing(plan: ProbePlan) -> Listing:
+    """The decision of plan.py about one binary."""
+    rows = [
+        (p.function, p.site, f"{p.vaddr:#x}", "" if p.emulated else "dear", p.program) for p in plan.probes
+    ]
+    dear = "" if all(p.emulated for p in plan.probes) else "dear: the kernel single-steps this instruction"
+    parts = [
+        Text.assemble((keep_end(printable(plan.path), WIDTH), "bold")),
+        paragraph(f"{plan.go_version}, {plan.arch}, names from {plan.symbols}"),
+        paragraph(f"Build id: {plan.build_id or 'none'}"),
+        paragraph(f"Mode: {plan.mode} ({plan.mode_reason})"),
+        paragraph(f"Struct layout: {_layout(plan)}"),
+        Text(),
+        heading(plural(len(plan.probes), "probe"), dear),
+        columns(("function", "instruction", "address", "", "program"), rows, "<<<<<"),
+    ]
+    if plan.unseen:
+        parts += [Text(), heading("Can't be seen"), *(paragraph(text, bullet="- ") for text in plan.unseen)]
+    if plan.notes:
+        parts += [Text(), heading("Notes"), *(paragraph(text, bullet="- ") for text in plan.notes)]
+    return Listing(lines(parts), plan_json(plan))
+
+
+def list_listing(scan: Scan) -> Listing:
+    """The Go processes of a node."""
+    titles = ("PID", "name", "Go", "threads", "GOMAXPROCS", "CPU limit", "throttled", "container", "level")
+    rows = [_process_row(process) for process in scan.processes]
+    parts = [columns(titles, rows, "><<>>>><<", flexible=1)] if rows else [Text("no Go process found")]
+    parts += [
+        paragraph(f"{process.pid} ({process.name}): {process.obstacle}", bullet="- ")
+        for process in scan.processes
+        if process.obstacle
+    ]
+    if scan.unreadable:
+        noun = "process" if scan.unreadable == 1 else "processes"
+        why = "" if scan.may_ptrace else " without CAP_SYS_PTRACE: run as root"
+        parts.append(paragraph(f"{count(scan.unreadable)} {noun} can't be looked into{why}"))
+    return Listing(lines(parts), scan_json(scan))
+
+
+def check_listing(report: NodeReport) -> Listing:
+    """What a node has and lacks."""
+    longest = max(len(finding.name) for finding in report.findings)
+    parts = []
+    for finding in report.findings:
+        label = f"{finding.status:<8} {finding.name:<{longest}}  "
+        text = paragraph(finding.detail, bullet=label)
+        text.stylize(_STYLES[finding.status], 2, 2 + len(finding.status))
+        parts.append(text)
+        if finding.fix:
+            parts.append(paragraph(f"-> {finding.fix}", bullet=" " * len(label)))
+    parts += [Text(), Text(_verdict(report.exit_code), "bold")]
+    return Listing(lines(parts), node_json(report))
+
+
+def _verdict(exit_code: int) -> str:
+    if exit_code == 0:
+        return "This node can run schedtrace."
+    if exit_code == PermissionDenied.exit_code:
+        return "schedtrace lacks rights here: see above."
+    return "This node can't run schedtrace: see above."
+
+
+def _layout(plan: ProbePlan) -> str:
+    if plan.layout is None:
+        return "unknown"
+    return f"from {plan.layout.source}, wait reasons from {plan.layout.wait_reasons_source}"
+
+
+def _process_row(process: GoProcess) -> tuple[str, ...]:
+    stat = process.throttling
+    return (
+        str(process.pid),
+        process.name,
+        process.go_version.removeprefix("go"),
+        count(process.threads),
+        "" if process.gomaxprocs is None else str(process.gomaxprocs),
+        "none" if process.quota_cores is None else amount(process.quota_cores),
+        duration(stat.throttled_ns) if stat and stat.throttled_periods else "",
+        process.owner.container_id[:_SHORT_ID],
+        process.level or "none",
+    )

@@ -1,0 +1,290 @@
+"""What a session saw, for people: the summary at its end, the live view, and one line per interval for
+pipes. Pure.
+
+The first lines are what somebody needs who was woken up: is it throttled, how long do goroutines wait to
+run and why. What limits the answer (probes, what can't be seen, losses, cost) comes last.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.text import Text
+
+from schedtrace.formatting import (
+    WIDTH,
+    amount,
+    bound,
+    columns,
+    count,
+    duration,
+    heading,
+    keep_end,
+    lines,
+    paragraph,
+    plural,
+    printable,
+    rough_duration,
+    share,
+    short_function,
+)
+from schedtrace.histogram import BOUNDS_SECONDS, Histogram
+from schedtrace.window import StateTime, Window
+
+_TOP_STATES = 12
+_TOP_FUNCTIONS = 5
+_TOP_PROBES = 12
+_LIVE_CAUSES = 3
+_LIVE_STATES = 5
+_LIVE_FUNCTIONS = 3
+_BAR = 40
+_CONTAINER_ID = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
+_QUANTILE_TITLES = ("count", "p50", "p90", "p99", "max", "total")
+
+
+def summary(window: Window) -> Text:
+    """Everything that was seen, as printed at the end of a session."""
+    latency = window.sched_latency_total
+    return lines(
+        [
+            *_header(window),
+            *_throttling(window),
+            *_sched_latency(window, len(window.sched_latency), []),
+            *([Text(), _bars(latency)] if latency.count else []),
+            *_run_queue(window),
+            *_states(window, _TOP_STATES),
+            *_functions_by_latency(window, _TOP_FUNCTIONS),
+            *_functions_by_wait(window, _TOP_FUNCTIONS),
+            *_probes(window),
+            *_unseen(window),
+            *_lost(window),
+            *_overhead(window),
+        ]
+    )
+
+
+def live_view(window: Window) -> Text:
+    """The gist of what was seen so far. Its first 24 lines stand for themselves, since a screen may have no
+    more."""
+    threads = ("threads, for a CPU", *_quantiles(window.run_queue))
+    return lines(
+        [
+            *_header(window),
+            *_throttling(window),
+            *_sched_latency(window, _LIVE_CAUSES, [threads]),
+            *_states(window, _LIVE_STATES),
+            *_functions_by_latency(window, _LIVE_FUNCTIONS),
+        ]
+    )
+
+
+@dataclass
+class IntervalLines:
+    """One line per interval, of what was new in it, for pipes and logs."""
+
+    _before: Window | None = field(default=None, init=False)
+
+    def next_line(self, window: Window) -> str:
+        """The line about the time since the window given before (or since attach), with titles the first
+        time."""
+        before, self._before = self._before, window
+        latency, run_queue = window.sched_latency_total, window.run_queue
+        duration_ns, throttled_ns, lost = window.duration_ns, _throttled_ns(window), sum(window.lost.values())
+        if before is not None:
+            latency, run_queue = latency.since(before.sched_latency_total), run_queue.since(before.run_queue)
+            duration_ns -= before.duration_ns
+            throttled_ns -= _throttled_ns(before)
+            lost -= sum(before.lost.values())
+        rate = latency.count / (duration_ns / 1e9) if duration_ns > 0 else 0.0
+        line = (
+            f"{window.duration_ns / 1e9:>7.1f} s {rate:>9,.0f} "
+            f"{_quantile(latency, 0.5):>8} {_quantile(latency, 0.99):>8} {_maximum(latency):>8} "
+            f"{_quantile(run_queue, 0.99):>11} {duration(throttled_ns):>9} {lost:>6,}"
+        )
+        titles = (
+            f"{'time':>9} {'runs/s':>9} {'wait p50':>8} {'p99':>8} {'max':>8} {'threads p99':>11}"
+            f" {'throttled':>9} {'lost':>6}"
+        )
+        return line if before is not None else f"{titles}\n{line}"
+
+
+def _header(window: Window) -> list[Text]:
+    target = window.target
+    limit = "no CPU limit" if target.quota_cores is None else f"CPU limit {amount(target.quota_cores)} cores"
+    how = f"{target.level} level ({target.mode}, {target.symbols})"
+    counts = f"{plural(window.goroutines, 'goroutine')} on {plural(window.threads, 'thread')}"
+    parts = [
+        Text.assemble(
+            (printable(target.name), "bold"), f"  PID {target.pid}  {printable(target.go_version)}  {how}"
+        ),
+        Text(keep_end(printable(target.exe), WIDTH), "dim"),
+        Text(f"watched for {duration(window.duration_ns)}; {counts}; {limit}"),
+    ]
+    if target.cgroup_path:
+        cgroup = f"cgroup ({target.cgroup_hierarchy}) "
+        path = _CONTAINER_ID.sub(r"\1…", printable(target.cgroup_path))
+        parts.insert(2, Text(cgroup + keep_end(path, WIDTH - len(cgroup)), "dim"))
+    if window.ended:
+        parts.append(Text(f"ended: {printable(window.ended)}"))
+    return parts
+
+
+def _throttling(window: Window) -> list[Text]:
+    if window.throttling is None or not window.throttling.throttled_periods:
+        return []
+    t = window.throttling
+    return [
+        Text(),
+        Text(
+            f"THROTTLED by the CPU limit for {duration(t.throttled_ns)} (summed over CPUs),"
+            f" in {count(t.throttled_periods)} of {plural(t.periods, 'period')}",
+            "bold red",
+        ),
+    ]
+
+
+def _sched_latency(window: Window, top: int, more_rows: list[tuple[str, ...]]) -> list[Text]:
+    title = heading("Goroutines waiting to run", "runnable until running, by what made them runnable")
+    if not window.sched_latency_total.count:
+        return [Text(), title, paragraph("none ran in this time")]
+    causes = sorted(window.sched_latency.items(), key=lambda item: -item[1].sum_ns)
+    rows = [(cause, *_quantiles(h)) for cause, h in causes[:top]]
+    if len(causes) > 1:
+        rows.append(("all", *_quantiles(window.sched_latency_total)))
+    return [Text(), title, columns(("cause", *_QUANTILE_TITLES), [*rows, *more_rows], "<>>>>>>")]
+
+
+def _bars(histogram: Histogram) -> Text:
+    used = [k for k, n in enumerate(histogram.slots) if n]
+    most = max(histogram.slots)
+    rows = []
+    for k in range(used[0], used[-1] + 1):
+        longest = k == len(BOUNDS_SECONDS) - 1
+        upper = f"over {bound(BOUNDS_SECONDS[k - 1])}" if longest else bound(BOUNDS_SECONDS[k])
+        n = histogram.slots[k]
+        rows.append((upper, count(n), "█" * -(-n * _BAR // most)))  # rounded up: what there is can be seen
+    return columns(("up to", "times", ""), rows, ">><")
+
+
+def _run_queue(window: Window) -> list[Text]:
+    title = heading("Threads waiting for a CPU", "runnable for the kernel, not running")
+    if not window.run_queue.count:
+        return [Text(), title, paragraph("none waited")]
+    return [Text(), title, columns(_QUANTILE_TITLES, [_quantiles(window.run_queue)], ">>>>>>")]
+
+
+def _states(window: Window, top: int) -> list[Text]:
+    order = {"running": 0, "runnable": 1, "syscall": 2}
+    states = sorted(window.states, key=lambda s: (order.get(s.state, 3), -s.time_ns))
+    rows = [_state_row(s.state, s.reason, [s], window) for s in states[:top]]
+    if len(states) > top:
+        rows.append(_state_row("(others)", "", states[top:], window))
+    titles = ("state", "wait reason", "time", "goroutines", "times")
+    title = heading("Where goroutines spend their time", "goroutines: how many at a time, on average")
+    body = columns(titles, rows, "<<>>>", flexible=1) if rows else paragraph("no goroutine was seen")
+    return [Text(), title, body]
+
+
+def _state_row(state: str, reason: str, times: list[StateTime], window: Window) -> tuple[str, ...]:
+    time_ns, entered = sum(s.time_ns for s in times), sum(s.count for s in times)
+    average = time_ns / window.duration_ns if window.duration_ns > 0 else 0.0
+    return state, reason, duration(time_ns), amount(average), count(entered)
+
+
+def _functions_by_latency(window: Window, top: int) -> list[Text]:
+    functions = sorted((f for f in window.functions if f.runnable_ns), key=lambda f: -f.runnable_ns)
+    rows = [
+        (
+            short_function(f.function),
+            count(f.runs),
+            duration(f.runnable_ns / f.runs) if f.runs else "-",
+            duration(f.max_runnable_ns),
+            duration(f.runnable_ns),
+        )
+        for f in functions[:top]
+    ]
+    return _functions("Who waited to run most", ("runs", "mean", "longest", "total"), rows, len(functions))
+
+
+def _functions_by_wait(window: Window, top: int) -> list[Text]:
+    functions = sorted((f for f in window.functions if f.waiting_ns), key=lambda f: -f.waiting_ns)
+    rows = [
+        (
+            short_function(f.function),
+            count(f.goroutines),
+            count(f.parks),
+            duration(f.max_waiting_ns),
+            duration(f.waiting_ns),
+        )
+        for f in functions[:top]
+    ]
+    titles = ("goroutines", "waits", "longest", "total")
+    return _functions("Who waited for something most", titles, rows, len(functions))
+
+
+def _functions(title: str, titles: tuple[str, ...], rows: Sequence[Sequence[str]], of: int) -> list[Text]:
+    if not rows:
+        return []
+    remark = "by the function the goroutine began with"
+    if of > len(rows):
+        remark += f"; {count(of - len(rows))} more"
+    return [Text(), heading(title, remark), columns(("function", *titles), rows, "<>>>>")]
+
+
+def _probes(window: Window) -> list[Text]:
+    hit = sorted((p for p in window.probes if p.hits), key=lambda p: -p.hits)[:_TOP_PROBES]
+    rows = [(p.function, p.site, "" if p.emulated else "dear", count(p.hits)) for p in hit]
+    dear = "" if all(p.emulated for p in hit) else "dear: the kernel single-steps this instruction"
+    parts = [Text(), heading("Probes", dear)]
+    if rows:
+        parts.append(columns(("function", "instruction", "", "hits"), rows, "<<<>"))
+    silent = len(window.probes) - len(rows)
+    if silent:
+        parts.append(paragraph(f"{silent} more, hit seldom or never" if rows else "none was hit"))
+    return parts
+
+
+def _unseen(window: Window) -> list[Text]:
+    if not window.unseen:
+        return []
+    return [Text(), heading("Can't be seen here"), *(paragraph(text, bullet="- ") for text in window.unseen)]
+
+
+def _lost(window: Window) -> list[Text]:
+    rows = [
+        (count(n), reason.replace("_", " "))
+        for reason, n in sorted(window.lost.items(), key=lambda item: -item[1])
+        if n
+    ]
+    if not rows:
+        return [Text(), heading("Lost"), paragraph("nothing")]
+    return [Text(), heading("Lost", "not counted, and why"), columns(("times", "reason"), rows, "><", 1)]
+
+
+def _overhead(window: Window) -> list[Text]:
+    cost = "unknown: what a hit costs could not be measured here"
+    if window.overhead_ns is not None:
+        part = window.overhead_ns / window.duration_ns if window.duration_ns > 0 else 0.0
+        cost = f"about {duration(window.overhead_ns)} of CPU time, {share(part)} of one CPU (an estimate)"
+    parts = [Text(), heading("Cost to the target"), paragraph(cost)]
+    if window.foreign_hits:
+        others = plural(window.foreign_hits, "hit")
+        parts.append(paragraph(f"and {others} by other processes of the same executable"))
+    return parts
+
+
+def _throttled_ns(window: Window) -> int:
+    return window.throttling.throttled_ns if window.throttling else 0
+
+
+def _quantiles(histogram: Histogram) -> tuple[str, ...]:
+    quantiles = (_quantile(histogram, q) for q in (0.5, 0.9, 0.99))
+    return count(histogram.count), *quantiles, _maximum(histogram), duration(histogram.sum_ns)
+
+
+def _quantile(histogram: Histogram, q: float) -> str:
+    return rough_duration(histogram.quantile_seconds(q))
+
+
+def _maximum(histogram: Histogram) -> str:
+    return duration(histogram.max_ns) if histogram.count else "-"

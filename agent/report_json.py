@@ -1,0 +1,189 @@
+"""The JSON objects that ``--json`` prints; docs/json.md describes them. Pure.
+
+Times are seconds, numbers are exact where they can be, and what is not known is null. A bound of infinity
+is the string "+Inf", since JSON has no such number.
+"""
+
+import math
+from typing import Any
+
+from schedtrace.check import NodeReport
+from schedtrace.discovery import GoProcess, Scan
+from schedtrace.histogram import Histogram
+from schedtrace.plan import ProbePlan
+from schedtrace.window import FunctionTotals, Target, Window
+
+Json = dict[str, Any]
+
+_NS = 1e9
+
+
+def window_json(window: Window) -> Json:
+    """The object of ``schedtrace attach --json``."""
+    return {
+        "schema": "schedtrace.attach/1",
+        "target": _target(window.target),
+        "window_seconds": window.duration_ns / _NS,
+        "ended": window.ended,
+        "transitions": [
+            {"from": old, "to": new, "count": n} for (old, new), n in sorted(window.transitions.items())
+        ],
+        "sched_latency": {
+            **_histogram(window.sched_latency_total),
+            "by_cause": {cause: _histogram(h) for cause, h in sorted(window.sched_latency.items())},
+        },
+        "wait": {reason: _histogram(h) for reason, h in sorted(window.wait.items())},
+        "states": [
+            {"state": s.state, "reason": s.reason, "seconds": s.time_ns / _NS, "count": s.count}
+            for s in window.states
+        ],
+        "top": [_function(f) for f in sorted(window.functions, key=lambda f: -f.waiting_ns)],
+        "goroutines": window.goroutines,
+        "threads": {"count": window.threads, "run_queue": _histogram(window.run_queue)},
+        "throttling": None
+        if window.throttling is None
+        else {
+            "periods": window.throttling.periods,
+            "throttled_periods": window.throttling.throttled_periods,
+            "throttled_seconds": window.throttling.throttled_ns / _NS,
+        },
+        "probes": [
+            {"function": p.function, "site": p.site, "emulated": p.emulated, "hits": p.hits}
+            for p in window.probes
+        ],
+        "foreign_hits": window.foreign_hits,
+        "unseen": list(window.unseen),
+        "lost": dict(window.lost),
+        "overhead_seconds": None if window.overhead_ns is None else window.overhead_ns / _NS,
+    }
+
+
+def plan_json(plan: ProbePlan) -> Json:
+    """The object of ``schedtrace inspect --json``."""
+    layout = plan.layout
+    return {
+        "schema": "schedtrace.inspect/1",
+        "path": plan.path,
+        "arch": plan.arch,
+        "build_id": plan.build_id,
+        "go_version": plan.go_version,
+        "settings": dict(plan.settings),
+        "symbols": plan.symbols,
+        "mode": plan.mode,
+        "mode_reason": plan.mode_reason,
+        "layout": None
+        if layout is None
+        else {
+            "source": layout.source,
+            "offsets": dict(layout.offsets),
+            "wait_reasons": list(layout.wait_reasons),
+            "wait_reasons_source": layout.wait_reasons_source,
+        },
+        "probes": [
+            {
+                "function": p.function,
+                "program": p.program,
+                "vaddr": p.vaddr,
+                "file_offset": p.file_offset,
+                "site": p.site,
+                "emulated": p.emulated,
+            }
+            for p in plan.probes
+        ],
+        "unseen": list(plan.unseen),
+        "notes": list(plan.notes),
+    }
+
+
+def scan_json(scan: Scan) -> Json:
+    """The object of ``schedtrace list --json``."""
+    return {
+        "schema": "schedtrace.list/1",
+        "processes": [_process(process) for process in scan.processes],
+        "unreadable": scan.unreadable,
+    }
+
+
+def node_json(report: NodeReport) -> Json:
+    """The object of ``schedtrace check --json``."""
+    return {
+        "schema": "schedtrace.check/1",
+        "exit_code": report.exit_code,
+        "findings": [
+            {"name": f.name, "status": f.status, "detail": f.detail, "fix": f.fix} for f in report.findings
+        ],
+    }
+
+
+def _target(target: Target) -> Json:
+    return {
+        "pid": target.pid,
+        "exe": target.exe,
+        "name": target.name,
+        "go_version": target.go_version,
+        "level": target.level,
+        "mode": target.mode,
+        "symbols": target.symbols,
+        "cgroup": {
+            "path": target.cgroup_path,
+            "hierarchy": target.cgroup_hierarchy,
+            "id": target.cgroup_id,
+            "cpu_quota_cores": target.quota_cores,
+        },
+    }
+
+
+def _histogram(histogram: Histogram) -> Json:
+    return {
+        "count": histogram.count,
+        "sum_seconds": histogram.sum_ns / _NS,
+        "p50_seconds": histogram.quantile_seconds(0.5),
+        "p90_seconds": histogram.quantile_seconds(0.9),
+        "p99_seconds": histogram.quantile_seconds(0.99),
+        "max_seconds": histogram.max_ns / _NS if histogram.count else None,
+        "buckets": [
+            {"le": "+Inf" if math.isinf(bound) else bound, "count": n} for bound, n in histogram.buckets()
+        ],
+    }
+
+
+def _function(totals: FunctionTotals) -> Json:
+    return {
+        "function": totals.function,
+        "goroutines": totals.goroutines,
+        "created": totals.created,
+        "exits": totals.exits,
+        "parks": totals.parks,
+        "readies": totals.readies,
+        "runs": totals.runs,
+        "preempted": totals.preempted,
+        "yielded": totals.yielded,
+        "switches": totals.switches,
+        "syscalls": totals.syscalls,
+        "runnable_seconds": totals.runnable_ns / _NS,
+        "running_seconds": totals.running_ns / _NS,
+        "waiting_seconds": totals.waiting_ns / _NS,
+        "syscall_seconds": totals.syscall_ns / _NS,
+        "max_runnable_seconds": totals.max_runnable_ns / _NS,
+        "max_waiting_seconds": totals.max_waiting_ns / _NS,
+    }
+
+
+def _process(process: GoProcess) -> Json:
+    stat = process.throttling
+    return {
+        "pid": process.pid,
+        "name": process.name,
+        "exe": process.exe,
+        "go_version": process.go_version,
+        "gomaxprocs": process.gomaxprocs,
+        "threads": process.threads,
+        "cgroup": process.cgroup_path,
+        "pod_uid": process.owner.pod_uid,
+        "container_id": process.owner.container_id,
+        "cpu_quota_cores": process.quota_cores,
+        "throttled_periods": None if stat is None else stat.throttled_periods,
+        "throttled_seconds": None if stat is None else stat.throttled_ns / _NS,
+        "level": process.level,
+        "obstacle": process.obstacle,
+    }
