@@ -1,35 +1,18 @@
 """Which functions of a Go binary to probe, at which instruction, and what then can and can't be seen.
 
-The plan is made from the binary's own code. Every change of a goroutine's status goes through
-``runtime.casgstatus`` or, for a few, through a compare-and-swap of its own; see
-:mod:`schedtrace.symbols.status`. Two modes:
+The plan is made from the binary's own code; what the functions do is told in :mod:`schedtrace.transitions`. A
+transition has one probe, so none is reported twice. Two modes:
 
-*casgstatus*: one probe on that function reports every transition with both states. Used from Go 1.26 on,
-where system calls no longer go through it, and before if system calls are asked for: up to 1.25 each costs
-two hits.
+*casgstatus*: one probe, on that function, reports every transition with both states. Used from Go 1.26 on,
+where system calls no longer pass through it, and before if system calls are asked for.
 
-*functions*: the transitions that matter are each probed where they are made. A function that makes one
-transition a call is probed at its entry; elsewhere the probe is on the ``call casgstatus`` itself, where
-old and new state are in registers. Used up to Go 1.25, where it leaves system calls free, and whenever the
-compiler copied casgstatus into its callers (PGO). A transition has one probe, so nothing is reported twice:
+*functions*: each transition that matters is probed where it is made. A function that makes one transition a
+call is probed at its entry; elsewhere the probe is on the instruction that calls casgstatus, where old and
+new state are in registers, and reports as casgstatus itself would. Used up to Go 1.25, where a probe on
+casgstatus would cost two hits a system call, and whenever the compiler copied casgstatus into its callers
+(PGO).
 
-====================================  ========================================================================
-running -> waiting                    park_m, entry. Passed to mcall by value, so it always exists
-waiting -> runnable                   ready, entry; calls in injectglist (netpoll, sysmon), findRunnable and
-                                      findRunnableGCWorker (schedule too up to 1.18), park_m (unlock failed)
-runnable -> running                   execute, entry
-dead -> runnable                      call in newproc1; else newproc's call of runqput
-running -> runnable                   goschedImpl and goyield_m, entry
-running -> dead                       gdestroy, entry (up to 1.21 goexit0)
-syscall -> runnable                   exitsyscall0, entry; from 1.26 exitsyscallNoP, running -> runnable
-running -> preempted                  preemptPark, entry, in both modes: casgstatus does not see it
-running <-> waiting                   coroswitch_m, entry, in both modes, where linked (iter.Pull, 1.23+)
-dead <-> syscall                      calls in needm and dropm: C threads that call into Go, if cgo is in use
-====================================  ========================================================================
-
-Left out in this mode on purpose: running -> waiting -> running of goroutines that go on running on the
-system stack (GC workers, assists, stopping the world), growth of stacks, system calls. Checked against
-runtime/proc.go and coro.go of 1.19 and 1.21 to 1.27.
+In both modes preemptPark and coroswitch_m are probed, whose transitions casgstatus does not see.
 """
 
 from collections.abc import Mapping
@@ -39,70 +22,39 @@ from types import TracebackType
 from schedtrace.errors import NotTraceable
 from schedtrace.symbols.binary import Arch, Binary
 from schedtrace.symbols.buildinfo import BuildInfo, read_buildinfo
-from schedtrace.symbols.code import Site, call_sites, cheapest_site, constant_arguments, site_of_call
+from schedtrace.symbols.code import Call, Site, call_sites, cheapest_site, constant_arguments, site_of_call
 from schedtrace.symbols.function import Function
 from schedtrace.symbols.layout import NEWEST_MINOR, Layout, layout_of
 from schedtrace.symbols.pclntab import Pclntab
-from schedtrace.symbols.reasons import WAIT_REASON_STRING, read_wait_reasons
+from schedtrace.symbols.reasons import read_wait_reasons
 from schedtrace.symbols.status import StatusWriter, StatusWrites, find_status_writes
 from schedtrace.symbols.symtab import Symtab
+from schedtrace.transitions import (
+    C_THREADS,
+    DEAD,
+    IDLE,
+    NEW_GOROUTINE,
+    ONE_TRANSITION,
+    OWN_SWAPS,
+    RUNNABLE,
+    SCHEDULER,
+    SYSCALLS,
+    WAITING,
+    OneTransition,
+    is_uninteresting,
+)
 
-_RUNNABLE, _RUNNING, _SYSCALL, _WAITING, _DEAD = 1, 2, 3, 4, 6
-_IDLE = 0
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A function that makes one transition a call: probed at an instruction that still has its arguments."""
-
-    program: str
-    transition: tuple[int, int]
-    arguments: int = 1
-
-
-_ENTRIES: Mapping[str, _Entry] = {
-    "park_m": _Entry("on_park_m", (_RUNNING, _WAITING)),
-    "ready": _Entry("on_ready", (_WAITING, _RUNNABLE)),
-    "execute": _Entry("on_execute", (_RUNNABLE, _RUNNING)),
-    "goschedImpl": _Entry("on_goschedimpl", (_RUNNING, _RUNNABLE)),
-    # goschedImpl inlined: these two do nothing else with a goroutine
-    "gosched_m": _Entry("on_goschedimpl", (_RUNNING, _RUNNABLE)),
-    "gopreempt_m": _Entry("on_goschedimpl", (_RUNNING, _RUNNABLE)),
-    "goyield_m": _Entry("on_goyield_m", (_RUNNING, _RUNNABLE)),
-    "gdestroy": _Entry("on_gdestroy", (_RUNNING, _DEAD)),
-    "goexit0": _Entry("on_gdestroy", (_RUNNING, _DEAD)),
-    "exitsyscall0": _Entry("on_exitsyscall_nop", (_SYSCALL, _RUNNABLE)),
-    "exitsyscallNoP": _Entry("on_exitsyscall_nop", (_RUNNING, _RUNNABLE)),
-}
-# Reported by a probe of their own, or of no interest: see the module's text.
-_OWN_SWAPS = {
-    "casgstatus", "castogscanstatus", "casfrom_Gscanstatus", "casGToPreemptScan", "casGFromPreempted",
-    "casgcopystack", "coroswitch_m", "allGsSnapshotSortedForGC",
-}  # fmt: skip
-_SYSCALLS = {"reentersyscall", "exitsyscall", "entersyscallblock"}
-_SYSTEM_STACK = {
-    "casGToWaiting", "casGToWaitingForGC", "casGToWaitingForSuspendG", "gcBgMarkWorker", "gcAssistAlloc1",
-    "markroot", "gcMarkTermination", "gcMarkDone", "forEachP", "stopTheWorld", "stopTheWorldGC",
-    "stopTheWorldWithSema", "traceAdvance", "writeheapdump_m", "debugCallWrap", "debugCallWrap1", "newstack",
-    "copystack", "oneNewExtraM", "findGoroutineLeaks", "casgstatus",
-}  # fmt: skip
-# Woken here, run at once: where the call is gone, on_execute makes up for it.
-_SCHEDULER = {"findRunnable", "findrunnable", "schedule", "(*gcControllerState).findRunnableGCWorker"}
-_C_THREADS = {"needm", "dropm"}
+_RUNTIME = "runtime."
 _NAMES = [
-    f"runtime.{name}"
-    for name in (
-        *_ENTRIES, *_OWN_SWAPS, *_SYSCALLS, "preemptPark", "injectglist", "newproc.func1", "newproc1",
-        "runqput",
-    )
-] + [WAIT_REASON_STRING]  # fmt: skip
+    _RUNTIME + name
+    for name in (*ONE_TRANSITION, *OWN_SWAPS, *SYSCALLS, "preemptPark", "newproc.func1", "runqput")
+]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One uprobe: the BPF program ``program`` at an instruction of ``function``. ``vaddr`` is as linked;
-    the kernel takes ``file_offset``. ``emulated`` is false for a dear probe, which the kernel
-    single-steps."""
+    """One uprobe: the BPF program ``program`` at an instruction of ``function``. ``vaddr`` is as linked; the
+    kernel takes ``file_offset``. ``emulated`` is false for a dear probe, which the kernel single-steps."""
 
     function: str
     program: str
@@ -115,7 +67,8 @@ class Probe:
 @dataclass(frozen=True)
 class ProbePlan:
     """All that ``inspect`` prints and the session needs. ``layout`` is None where the runtime's structs are
-    not known; ``unseen`` says, for a reader, what the probes can't see; ``notes`` what else is odd."""
+    not known; ``unseen`` says, for a reader, what the probes can't see; ``notes`` what else is worth
+    knowing."""
 
     path: str
     arch: str
@@ -147,7 +100,7 @@ class FunctionNames:
     """Names functions by address for as long as it is open; reads the table when first asked.
 
     Addresses are as linked: of a position-independent executable or a shared object the caller first
-    subtracts the load bias (start of its mapping - vaddr of the segment mapped there).
+    subtracts the load bias (start of a mapping of the file - address as linked of what is mapped there).
     """
 
     def __init__(self, path: str) -> None:
@@ -163,6 +116,7 @@ class FunctionNames:
         return self._table.name_at(vaddr)
 
     def close(self) -> None:
+        """Let go of the file; it is opened again if a name is asked for."""
         self._table = None
         if self._binary is not None:
             self._binary.close()
@@ -179,7 +133,7 @@ class FunctionNames:
 
 @dataclass
 class _Planner:
-    """Collects probes and what they leave unseen, for one binary."""
+    """Collects the probes for one binary, and what they leave unseen."""
 
     binary: Binary
     syscalls: bool
@@ -191,27 +145,21 @@ class _Planner:
         info = read_buildinfo(self.binary)
         self.table = Pclntab.find(self.binary)
         symtab = Symtab.read(self.binary)
-        self.functions = {
-            name.removeprefix("runtime."): function
-            for name, function in self.table.functions_named(_NAMES).items()
-        }
+        found = self.table.functions_named(_NAMES)
+        self.functions = {name.removeprefix(_RUNTIME): function for name, function in found.items()}
         self._refuse_unsuitable(info)
-        reasons = read_wait_reasons(self.binary, symtab, self.table.functions_named)
-        self.layout = layout_of(self.binary, info.version, reasons)
         self.writes = self._status_writes()
-        if self.layout and self.writes.offset not in (0, self.layout.offsets["g.atomicstatus"]):
-            self.notes.append(
-                f"the layout of {self.layout.toolchain} does not fit: an experiment or a fork of Go"
-            )
-            self.layout = None
+        self.layout = self._layout(info, symtab)
+        self.syscalls_are_free = "exitsyscallNoP" in self.functions  # Go 1.26 and later
         mode, why = self._mode()
         if mode == "casgstatus":
-            self._add_entry("casgstatus", "on_casgstatus", 3)
+            self._add_entry(self.functions["casgstatus"], "on_casgstatus", 3)
         else:
             self._add_functions(info)
-        self._add_both_modes()
+        self._add_what_casgstatus_does_not_see()
         self._add_syscalls(mode)
-        self._explain_layout(info)
+        if dear := sorted({_short(probe.function) for probe in self.probes if not probe.emulated}):
+            self.notes.append(f"dear probes, single-stepped by the kernel: {', '.join(dear)}")
         return ProbePlan(
             path=self.binary.path,
             arch=self.binary.arch.value,
@@ -230,188 +178,169 @@ class _Planner:
     def _refuse_unsuitable(self, info: BuildInfo) -> None:
         minor = info.version.minor if info.version else self.table.newest_minor
         if self.binary.arch is Arch.ARM64 and minor == 17:
-            raise NotTraceable(
-                f"{self.binary.path}: Go 1.17 on arm64 passes arguments on the stack; "
-                "build it with Go 1.18 or newer"
+            raise self._refusal(
+                "Go 1.17 on arm64 passes arguments on the stack; build it with Go 1.18 or newer"
             )
         if "casgstatus" not in self.functions:
-            raise NotTraceable(
-                f"{self.binary.path}: no function runtime.casgstatus in it; "
-                "its Go runtime is not one that is known"
-            )
+            raise self._refusal("no function runtime.casgstatus in it: a Go runtime that is not known")
 
     def _status_writes(self) -> StatusWrites:
-        segment = self.binary.segment_at(self.table.text_vaddr)
-        end = segment.vaddr + segment.file_size if segment else self.table.text_vaddr
-        text = (self.table.text_vaddr, end)
-        return find_status_writes(self.binary, text, self.functions["casgstatus"], self.table.function_at)
-
-    @property
-    def _syscalls_are_free(self) -> bool:
-        """From Go 1.26 on system calls are entered and left without casgstatus."""
-        return "exitsyscallNoP" in self.functions
-
-    def _mode(self) -> tuple[str, str]:
-        copied = sorted(self._copies())
-        if copied:
-            return "functions", f"the compiler copied casgstatus into {', '.join(copied)}"
-        if self._syscalls_are_free:
-            return "casgstatus", "complete, and system calls do not pass through it"
-        if self.syscalls:
-            return "casgstatus", "complete, with system calls as asked"
-        return "functions", "leaves system calls free, which pass through casgstatus in this version"
-
-    def _copies(self) -> list[str]:
-        """Functions into which the compiler copied casgstatus."""
-        expected = _OWN_SWAPS | (_SYSCALLS if self._syscalls_are_free else set())
-        return [
-            name for writer in self.writes.writers.values()
-            if writer.swaps and (name := _short(writer.function)) not in expected
-        ]  # fmt: skip
-
-    def _add_functions(self, info: BuildInfo) -> None:
-        """The function set: each transition where it is made."""
-        uses_c = info.settings.get("CGO_ENABLED") != "0"
-        for writer in self.writes.writers.values():
-            name = _short(writer.function)
-            outer = name.split(".")[0]  # "gcBgMarkWorker" of "gcBgMarkWorker.func2"
-            if outer in _SYSTEM_STACK or name in _SYSCALLS or name in _OWN_SWAPS - {"coroswitch_m"}:
-                continue
-            if name in _C_THREADS and not uses_c:
-                continue
-            if name in _ENTRIES:
-                self._add_transition_function(writer, _ENTRIES[name])
-            else:
-                self._add_calls(writer, _DEAD if name == "coroswitch_m" else None)
-                self._make_up_for_copies(writer, name)
-        self._require_complete()
-
-    def _add_transition_function(self, writer: StatusWriter, entry: _Entry) -> None:
-        """A function with one transition of its own: its entry, and its other calls of casgstatus."""
-        name = _short(writer.function)
-        self._add_entry(name, entry.program, entry.arguments)
-        others = [
-            call for call in writer.calls if self._transition(writer.function, call.vaddr) != entry.transition
-        ]
-        own_by_call = len(others) < len(writer.calls)
-        for call in others:
-            self._add_site(writer.function, "on_casgstatus", site_of_call(self.binary, writer.function, call))
-        if len(writer.swaps) + own_by_call != 1:
-            self._refuse_copy(name)
-
-    def _add_calls(self, writer: StatusWriter, only_to: int | None) -> None:
-        for call in writer.calls:
-            old, new = self._transition(writer.function, call.vaddr)
-            if old != _IDLE and (only_to is None or new == only_to):
-                self._add_site(
-                    writer.function, "on_casgstatus", site_of_call(self.binary, writer.function, call)
-                )
-
-    def _make_up_for_copies(self, writer: StatusWriter, name: str) -> None:
-        """casgstatus was copied into a function that has no probe of its own."""
-        if not writer.swaps or name == "coroswitch_m":
-            return
-        if name == "injectglist" and self.layout:
-            self._add_entry(name, "on_injectglist", 1)
-        elif name in ("newproc1", "newproc.func1", "newcoro.func1"):
-            self._add_newproc()
-        elif name in _SCHEDULER:
-            self.unseen.append(
-                "wait to run of goroutines that the scheduler itself wakes and runs at once (some network "
-                "wakes): counted as none"
-            )
-        elif name in _C_THREADS:
-            self.unseen.append("C threads that begin or end to call into Go")
-        else:
-            self._refuse_copy(name)
-
-    def _add_newproc(self) -> None:
-        """newproc's call of runqput(pp, gp, next): there the second argument register holds the new
-        goroutine."""
-        function, runqput = self.functions.get("newproc.func1"), self.functions.get("runqput")
-        if function and runqput:
-            calls = [call for call in call_sites(self.binary, function) if call.target_vaddr == runqput.vaddr]
-            if len(calls) == 1:
-                self._add_site(function, "on_newproc", site_of_call(self.binary, function, calls[0]))
-                return
-        self.unseen.append("the creation of goroutines: a new one is first seen when it runs")
-
-    def _refuse_copy(self, name: str) -> None:
-        raise NotTraceable(
-            f"{self.binary.path}: profile-guided optimisation copied casgstatus into runtime.{name} "
-            "in a way that no probe can follow; build it with -pgo=off"
+        start = self.table.text_vaddr
+        segment = self.binary.segment_at(start)
+        end = segment.vaddr + segment.file_size if segment else start
+        return find_status_writes(
+            self.binary, (start, end), self.functions["casgstatus"], self.table.function_at
         )
 
-    def _require_complete(self) -> None:
-        present = {probe.program for probe in self.probes}
-        for name in ("park_m", "ready", "execute"):
-            if f"on_{name}" not in present:
-                raise NotTraceable(
-                    f"{self.binary.path}: the compiler left no function runtime.{name} that could be probed; "
-                    "build it with -pgo=off"
-                )
-
-    def _add_both_modes(self) -> None:
-        """What casgstatus does not report in any mode."""
-        if "preemptPark" in self.functions:
-            self._add_entry("preemptPark", "on_preemptpark", 1)
-        else:
-            self.unseen.append(
-                "goroutines stopped for a scan of their stacks: counted as running until woken"
-            )
-        if "coroswitch_m" in self.functions:
-            if self.layout and "g.coroarg" in self.layout.offsets:
-                self._add_entry("coroswitch_m", "on_coroswitch_m", 1)
-            else:
-                self.unseen.append(
-                    "coroutine switches (iter.Pull): the goroutines involved are counted wrongly"
-                )
-
-    def _add_syscalls(self, mode: str) -> None:
-        if not self.syscalls:
-            if mode == "functions" or self._syscalls_are_free:
-                self.unseen.append("system calls: a goroutine in one counts as running")
-            return
-        if mode == "casgstatus" and not self._syscalls_are_free:
-            return
-        for name, program in (
-            ("reentersyscall", "on_reentersyscall"), ("entersyscallblock", "on_reentersyscall"),
-            ("exitsyscall", "on_exitsyscall"),
-        ):  # fmt: skip
-            if name == "entersyscallblock" and mode == "casgstatus":
-                continue  # still calls casgstatus
-            if name in self.functions:
-                self._add_entry(name, program, 0, goroutine=True)
-            else:
-                self.unseen.append(
-                    f"system calls through runtime.{name}, which the compiler left no function of"
-                )
-
-    def _explain_layout(self, info: BuildInfo) -> None:
-        if self.layout is None:
-            version = info.version.text if info.version else "a Go version that the binary does not tell"
-            self.unseen.append(
-                f"wait reasons, causes of wakes, start functions: {version} is newer than "
-                f"Go 1.{NEWEST_MINOR} or unknown, and the binary has no DWARF to tell where they are kept"
-            )
-        elif not self.layout.wait_reasons:
+    def _layout(self, info: BuildInfo, symtab: Symtab | None) -> Layout | None:
+        reasons = read_wait_reasons(self.binary, symtab, self.table.functions_named)
+        layout = layout_of(self.binary, info.version, reasons)
+        text = info.version.text if info.version else "its Go version is unknown"
+        if layout is None:
+            why = f"{text}: only Go up to 1.{NEWEST_MINOR} is known, and the binary has no DWARF"
+        elif self.writes.offset and self.writes.offset != layout.offsets["g.atomicstatus"]:
+            why = f"{text}: the binary's code does not agree with the layout of {layout.toolchain}"
+            layout = None
+        elif not layout.wait_reasons:
             self.unseen.append(
                 "names of wait reasons: neither the binary nor this version of schedtrace has them"
             )
+        if layout is None:
+            self.unseen.append(f"wait reasons, causes of wakes, start functions ({why})")
+        return layout
 
-    def _transition(self, function: Function, vaddr: int) -> tuple[int | None, int | None]:
-        """Old and new state at a call of casgstatus, where they are constants."""
-        _, old, new = constant_arguments(self.binary, function, vaddr, 3)
+    def _mode(self) -> tuple[str, str]:
+        expected = OWN_SWAPS | SYSCALLS if self.syscalls_are_free else OWN_SWAPS
+        copies = sorted(
+            name
+            for writer in self.writes.writers.values()
+            if writer.swaps and (name := _short(writer.function.name)) not in expected
+        )
+        if copies:
+            return "functions", f"the compiler copied casgstatus into {', '.join(copies)}"
+        if self.syscalls_are_free:
+            return "casgstatus", "it sees every transition, and system calls do not pass through it"
+        if self.syscalls:
+            return "casgstatus", "it sees every transition, system calls among them, as asked for"
+        return "functions", "leaves alone system calls, which pass through casgstatus in this version"
+
+    def _add_functions(self, info: BuildInfo) -> None:
+        """The functions mode: each transition where it is made."""
+        for name, transition in ONE_TRANSITION.items():
+            function, writer = self.functions.get(name), self.writes.writers.get(_RUNTIME + name)
+            if function and (transition.always or writer):
+                self._add_entry(function, transition.program, 1)
+                if writer:
+                    self._add_other_transitions(writer, transition)
+            elif name in ("park_m", "ready", "execute"):
+                raise self._refusal(
+                    f"the compiler left no function runtime.{name} to probe; build it with -pgo=off"
+                )
+        uses_c = info.settings.get("CGO_ENABLED") != "0"
+        for writer in self.writes.writers.values():
+            name = _short(writer.function.name)
+            skipped = (
+                name in ONE_TRANSITION or name in SYSCALLS or name in OWN_SWAPS or is_uninteresting(name)
+            )
+            if not skipped and (uses_c or name not in C_THREADS):
+                self._add_calls(writer)
+                if writer.swaps:
+                    self._make_up_for_copy(writer.function)
+
+    def _add_other_transitions(self, writer: StatusWriter, own: OneTransition) -> None:
+        """What else a function does that is probed at its entry for its own transition."""
+        for call in writer.calls:
+            if self._states(writer.function, call) != (own.old, own.new):
+                self._add_site(writer.function, "on_casgstatus", self._site_of(writer.function, call))
+        for swap in writer.swaps:
+            # A wake by park_m or the scheduler comes before a run, and on_execute makes up for it.
+            if (swap.old, swap.new) not in ((own.old, own.new), (WAITING, RUNNABLE)):
+                raise self._copied(writer.function)
+
+    def _add_calls(self, writer: StatusWriter) -> None:
+        """The calls of casgstatus in a function that has no program of its own."""
+        for call in writer.calls:
+            if self._states(writer.function, call)[0] != IDLE:
+                self._add_site(writer.function, "on_casgstatus", self._site_of(writer.function, call))
+
+    def _make_up_for_copy(self, function: Function) -> None:
+        """casgstatus was copied into a function that has no one transition."""
+        name = _short(function.name)
+        if name == "injectglist" and self.layout:
+            self._add_entry(function, "on_injectglist", 1)
+        elif name in NEW_GOROUTINE:
+            self._add_newproc()
+        elif name in SCHEDULER:
+            self.unseen.append(
+                "the wait to run of goroutines that the scheduler wakes and runs at once: counted as none"
+            )
+        elif name in C_THREADS:
+            self.unseen.append("C threads that begin or end to call into Go")
+        else:
+            raise self._copied(function)
+
+    def _add_newproc(self) -> None:
+        """newproc's call of runqput(pp, gp, next): there the second argument is the new goroutine."""
+        function, runqput = self.functions.get("newproc.func1"), self.functions.get("runqput")
+        if function and runqput:
+            calls = [c for c in call_sites(self.binary, function) if c.target_vaddr == runqput.vaddr]
+            if len(calls) == 1:
+                self._add_site(
+                    function, "on_newproc", site_of_call(self.binary, function, calls[0], "runqput")
+                )
+                return
+        self.unseen.append("the creation of goroutines: a new one is first seen when it runs")
+
+    def _add_what_casgstatus_does_not_see(self) -> None:
+        if preempt_park := self.functions.get("preemptPark"):
+            self._add_entry(preempt_park, "on_preemptpark", 1)
+        else:
+            self.unseen.append(
+                "goroutines stopped for a scan of their stack: they count as running until woken"
+            )
+        coroswitch = self.functions.get("coroswitch_m")
+        if coroswitch is None:
+            return  # the linker leaves it out of programs without iter.Pull
+        if self.layout and "g.coroarg" in self.layout.offsets:
+            self._add_entry(coroswitch, "on_coroswitch_m", 1)
+        else:
+            self.unseen.append("coroutine switches (iter.Pull): their goroutines' states may be wrong")
+        writer = self.writes.writers.get(coroswitch.name)
+        for call in writer.calls if writer else ():
+            if self._states(coroswitch, call)[1] == DEAD:  # gdestroy, put here by the compiler
+                self._add_site(coroswitch, "on_casgstatus", self._site_of(coroswitch, call))
+
+    def _add_syscalls(self, mode: str) -> None:
+        if not self.syscalls:
+            self.unseen.append("system calls: a goroutine in one counts as running")
+            return
+        for name in sorted(SYSCALLS):
+            function, writer = self.functions.get(name), self.writes.writers.get(_RUNTIME + name)
+            if function is None:
+                self.unseen.append(
+                    f"system calls, as far as they use runtime.{name}, which the compiler left out"
+                )
+            elif writer and writer.calls and not writer.swaps:
+                if mode == "functions":
+                    self._add_calls(writer)  # else the probe on casgstatus sees them
+            else:
+                program = "on_exitsyscall" if name == "exitsyscall" else "on_reentersyscall"
+                self._add_entry(function, program, 0, goroutine=True)
+
+    def _states(self, function: Function, call: Call) -> tuple[int | None, int | None]:
+        """Old and new state at a call of casgstatus(gp, old, new), where they are constants."""
+        _, old, new = constant_arguments(self.binary, function, call, 3)
         return old, new
 
-    def _add_entry(self, name: str, program: str, arguments: int, *, goroutine: bool = False) -> None:
-        function = self.functions.get(name) or self.writes.writers[f"runtime.{name}"].function
+    def _site_of(self, function: Function, call: Call) -> Site:
+        return site_of_call(self.binary, function, call, "casgstatus")
+
+    def _add_entry(
+        self, function: Function, program: str, arguments: int, *, goroutine: bool = False
+    ) -> None:
         site = cheapest_site(self.binary, function, arguments, goroutine=goroutine)
         if site is None:
-            raise NotTraceable(
-                f"{self.binary.path}: no instruction of {function.name} is certain to run once a call; "
-                "please report it"
-            )
+            raise self._refusal(f"no instruction of {function.name} is certain to run once a call")
         self._add_site(function, program, site)
 
     def _add_site(self, function: Function, program: str, site: Site) -> None:
@@ -419,6 +348,15 @@ class _Planner:
             Probe(function.name, program, site.vaddr, site.file_offset, str(site), site.emulated)
         )
 
+    def _copied(self, function: Function) -> NotTraceable:
+        return self._refusal(
+            f"profile-guided optimisation copied casgstatus into {function.name} in a way that no probe can "
+            "follow; build it with -pgo=off"
+        )
 
-def _short(function: Function) -> str:
-    return function.name.removeprefix("runtime.")
+    def _refusal(self, reason: str) -> NotTraceable:
+        return NotTraceable(f"{self.binary.path}: {reason}")
+
+
+def _short(name: str) -> str:
+    return name.removeprefix(_RUNTIME)

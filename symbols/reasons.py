@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from schedtrace.errors import NotTraceable
 from schedtrace.symbols.binary import Binary
-from schedtrace.symbols.code import data_operands, instructions
+from schedtrace.symbols.code import data_operands
 from schedtrace.symbols.function import Function
+from schedtrace.symbols.instructions import instructions
 from schedtrace.symbols.symtab import Symtab
 
 WAIT_REASON_STRING = "runtime.waitReason.String"
