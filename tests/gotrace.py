@@ -72,7 +72,7 @@ def read(path: Path) -> Trace:
 
 def _transitions(path: Path) -> Iterator[tuple[Transition, str | None]]:
     """Every goroutine's changes, with the start function where it comes into being."""
-    command = [toolchains.go_tool("trace"), "-d=parsed", path]
+    command: list[str | Path] = [toolchains.go_tool("trace"), "-d=parsed", path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tool:
         assert tool.stdout
         assert tool.stderr
