@@ -14,6 +14,7 @@ HISTOGRAM_SLOTS = 25
 REASON_COUNT = 64
 REASON_UNKNOWN = 63
 OFFSET_UNKNOWN = 0xFFFF
+SITE_LIMIT = 32
 
 
 class GoroutineState(enum.IntEnum):
@@ -49,26 +50,6 @@ class WakeCause(enum.IntEnum):
     COUNT = 11
 
 
-class ProbeProgram(enum.IntEnum):
-    """enum probe_program; the BPF function is on_<name in lower case>"""
-
-    CASGSTATUS = 0
-    PARK_M = 1
-    READY = 2
-    INJECTGLIST = 3
-    EXECUTE = 4
-    NEWPROC = 5
-    GOSCHEDIMPL = 6
-    GOYIELD_M = 7
-    PREEMPTPARK = 8
-    GDESTROY = 9
-    EXITSYSCALL_NOP = 10
-    COROSWITCH_M = 11
-    REENTERSYSCALL = 12
-    EXITSYSCALL = 13
-    COUNT = 16
-
-
 class LostReason(enum.IntEnum):
     """enum lost_reason"""
 
@@ -101,6 +82,7 @@ class Target(ctypes.Structure):
     _fields_: Fields = [
         ("attached_ns", ctypes.c_uint64),
         ("running_reasons", ctypes.c_uint64),
+        ("sites", ctypes.c_uint64 * SITE_LIMIT),
         ("slot", ctypes.c_uint32),
         ("g_waitreason", ctypes.c_uint16),
         ("g_preempt", ctypes.c_uint16),
@@ -180,7 +162,7 @@ class TargetStats(ctypes.Structure):
         ("partial_ns", ctypes.c_uint64 * GoroutineState.COUNT),
         ("partial_wait_ns", ctypes.c_uint64 * REASON_COUNT),
         ("partial_waits", ctypes.c_uint64 * REASON_COUNT),
-        ("hits", ctypes.c_uint64 * ProbeProgram.COUNT),
+        ("hits", ctypes.c_uint64 * SITE_LIMIT),
         ("lost", ctypes.c_uint64 * LostReason.COUNT),
         ("cgroup_id", ctypes.c_uint64),
         ("executions", ctypes.c_uint64),
@@ -212,7 +194,6 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
 ENUMS: dict[str, tuple[str, type[enum.IntEnum]]] = {
     "goroutine_state": ("STATE_", GoroutineState),
     "wake_cause": ("CAUSE_", WakeCause),
-    "probe_program": ("PROGRAM_", ProbeProgram),
     "lost_reason": ("LOST_", LostReason),
 }
 """Enum name in types.h -> prefix of its constants there, and its twin."""

@@ -80,7 +80,8 @@ def cost_ns(session: Session, programs: tuple[str, str, str], *, stepped: bool =
     fd = os.memfd_create("schedtrace-calibration")
     try:
         os.write(fd, code.text)
-        run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(_map_code(fd))
+        address = _map_code(fd)
+        run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(address)
         made_up_g = ctypes.create_string_buffer(_G_SIZE)
 
         def measure() -> float:
@@ -95,7 +96,10 @@ def cost_ns(session: Session, programs: tuple[str, str, str], *, stepped: bool =
         bare = measure()
         sites = code.stepped if stepped else code.emulated
         session.attach(fd, [ProbeSite(p, offset) for p, offset in zip(programs, sites, strict=True)])
-        session.watch(os.getpid(), abi.Target(g_waitreason=0, g_preempt=1, g_schedlink=8, g_syscallsp=16, g_startpc=24))
+        record = abi.Target(g_waitreason=0, g_preempt=1, g_schedlink=8, g_syscallsp=16, g_startpc=24)
+        for i, site in enumerate(sites):
+            record.sites[i] = address + site
+        session.watch(os.getpid(), record)
         run(ctypes.addressof(made_up_g), _LOOPS)
         probed = measure()
         session.unwatch(os.getpid())

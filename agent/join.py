@@ -42,8 +42,8 @@ class Counts:
     states: tuple[StateTime, ...]
     functions: tuple[FunctionTotals, ...]
     run_queue: Histogram
-    hits: Mapping[str, int]
-    """By BPF program."""
+    hits: tuple[int, ...]
+    """By site, in the order of the target's record."""
     foreign_hits: int
     lost: Mapping[str, int]
     goroutines: int
@@ -154,11 +154,7 @@ def counts(snapshot: Any, reasons: Sequence[str], name_of: Callable[[int], str |
         states=state_times(stats, snapshot.goroutines, snapshot.time_ns, reasons),
         functions=function_totals(snapshot.functions, snapshot.goroutines, snapshot.time_ns, name_of),
         run_queue=histogram(stats["run_queue"]),
-        hits={
-            f"on_{p.name.lower()}": int(stats["hits"][p])
-            for p in abi.ProbeProgram
-            if p != abi.ProbeProgram.COUNT
-        },
+        hits=tuple(int(n) for n in stats["hits"]),
         foreign_hits=snapshot.foreign_hits,
         lost={name: int(stats["lost"][reason]) for reason, name in LOST_NAMES.items() if stats["lost"][reason]},
         goroutines=len(snapshot.goroutines),

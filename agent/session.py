@@ -97,7 +97,7 @@ class Session:
         flags = [f"-D{name}={value}" for name, value in sizes.items()]
         flags += [f"-DWITH_{program.upper()}" for program in programs]
         with _explained("the kernel or BCC refuses the BPF programs", NodeUnsupported):
-            self._bpf = bcc.BPF(text=source_text(bpf_folder), cflags=flags)
+            self._bpf = bcc.BPF(text=source_text(bpf_folder).encode(), cflags=flags)
             self._programs = {p: self._bpf.load_func(p.encode(), bcc.BPF.KPROBE).fd for p in programs}
         try:
             self._check_structs()
@@ -105,16 +105,19 @@ class Session:
             self.close()
             raise
 
+    def _table(self, name: str) -> Any:
+        return self._bpf[name.encode()]
+
     def _check_structs(self) -> None:
         pairs = [
-            ("targets", self._bpf["targets"].Leaf, abi.Target),
-            ("goroutines", self._bpf["goroutines"].Key, abi.GoroutineKey),
-            ("goroutines", self._bpf["goroutines"].Leaf, abi.Goroutine),
-            ("functions", self._bpf["functions"].Key, abi.FunctionKey),
-            ("functions", self._bpf["functions"].Leaf, abi.Totals),
-            ("threads", self._bpf["threads"].Leaf, abi.Thread),
+            ("targets", self._table("targets").Leaf, abi.Target),
+            ("goroutines", self._table("goroutines").Key, abi.GoroutineKey),
+            ("goroutines", self._table("goroutines").Leaf, abi.Goroutine),
+            ("functions", self._table("functions").Key, abi.FunctionKey),
+            ("functions", self._table("functions").Leaf, abi.Totals),
+            ("threads", self._table("threads").Leaf, abi.Thread),
             # BCC makes an array type of a per-CPU leaf; sLeaf is one CPU's
-            ("stats", self._bpf["stats"].sLeaf, abi.TargetStats),
+            ("stats", self._table("stats").sLeaf, abi.TargetStats),
         ]
         for table, derived, ours in pairs:
             difference = struct_difference(derived, ours)
@@ -144,7 +147,7 @@ class Session:
 
     def watch(self, pid: int, target: abi.Target) -> None:
         """Begin to count process ``pid``, whose executable carries the probes. Sets the target's slot and start."""
-        table = self._bpf["targets"]
+        table = self._table("targets")
         target.slot = self._free_slots.pop()
         target.attached_ns = monotonic_ns()
         self._targets[pid] = target.slot
@@ -153,7 +156,7 @@ class Session:
 
     def _learn_threads(self, pid: int, slot: int) -> None:
         """Threads made from now on are seen by task_newtask; those that exist are listed here."""
-        table = self._bpf["threads"]
+        table = self._table("threads")
         with suppress(OSError):
             for tid in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
                 key = table.Key(int(tid))
@@ -163,7 +166,7 @@ class Session:
     def unwatch(self, pid: int) -> None:
         """Count process ``pid`` no longer; what was counted can still be read."""
         with suppress(KeyError):
-            del self._bpf["targets"][self._bpf["targets"].Key(pid)]
+            del self._table("targets")[self._table("targets").Key(pid)]
 
     def snapshot(self, pid: int) -> Snapshot:
         """Read what was counted for ``pid`` since :meth:`watch`. Reads maps only; nothing is cleared."""
@@ -181,7 +184,7 @@ class Session:
         buffer = np.zeros(_possible_cpus(), dtype)
         key = ctypes.c_uint32(index)
         if self._lib.bpf_lookup_elem(
-            self._bpf[table].map_fd, ctypes.byref(key), buffer.ctypes.data_as(ctypes.c_void_p)
+            self._table(table).map_fd, ctypes.byref(key), buffer.ctypes.data_as(ctypes.c_void_p)
         ):
             raise AttachFailed(f"can't read BPF map {table}: {os.strerror(ctypes.get_errno())}")
         return buffer
@@ -204,7 +207,7 @@ class Session:
         while True:
             count = ctypes.c_uint32(chunk)
             result = self._lib.bpf_lookup_batch(
-                self._bpf[table].map_fd,
+                self._table(table).map_fd,
                 None if first else ctypes.byref(position),
                 ctypes.byref(next_position),
                 keys.ctypes.data_as(ctypes.c_void_p),

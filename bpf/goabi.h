@@ -11,11 +11,13 @@
 #define GO_ARG1(ctx) ((ctx)->bx)
 #define GO_ARG2(ctx) ((ctx)->cx)
 #define GO_CURRENT_G(ctx) ((ctx)->r14)
+#define PROBED_ADDRESS(ctx) ((ctx)->ip)
 #elif defined(__aarch64__)
 #define GO_ARG0(ctx) ((ctx)->regs[0])
 #define GO_ARG1(ctx) ((ctx)->regs[1])
 #define GO_ARG2(ctx) ((ctx)->regs[2])
 #define GO_CURRENT_G(ctx) ((ctx)->regs[28])
+#define PROBED_ADDRESS(ctx) ((ctx)->pc)
 #else
 #error "schedtrace knows Go's register ABI on x86-64 and arm64 only"
 #endif

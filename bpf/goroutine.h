@@ -35,8 +35,20 @@ struct hit {
 	__u32 tgid;
 };
 
-/* False if the process is not a target. */
-static __always_inline int begin(struct hit *hit, __u32 program)
+static __always_inline void count_hit(struct hit *hit, __u64 address)
+{
+	__u32 i;
+
+	for (i = 0; i < SITE_LIMIT - 1; i++)
+		if (hit->target->sites[i] == address || !hit->target->sites[i])
+			break;
+	if (i < SITE_LIMIT - 1 && !hit->target->sites[i])
+		i = SITE_LIMIT - 1;
+	add(&hit->stats->hits[i & (SITE_LIMIT - 1)], 1);
+}
+
+/* False if the process is not a target. `address`: where the probe was hit. */
+static __always_inline int begin(struct hit *hit, __u64 address)
 {
 	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
 	struct target *target = targets.lookup(&tgid);
@@ -59,7 +71,7 @@ static __always_inline int begin(struct hit *hit, __u32 program)
 	hit->stats = s;
 	hit->now_ns = bpf_ktime_get_ns();
 	hit->tgid = tgid;
-	add(&s->hits[program & (PROGRAM_COUNT - 1)], 1);
+	count_hit(hit, address);
 	cgroup_id = bpf_get_current_cgroup_id();
 	if (s->cgroup_id != cgroup_id)
 		s->cgroup_id = cgroup_id;

@@ -21,7 +21,7 @@ int on_casgstatus(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_CASGSTATUS))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	if (move.from == STATE_DEADEXTRA)
 		move.from = STATE_DEAD;
@@ -51,7 +51,7 @@ int on_park_m(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_PARK_M))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	g = follow(&hit, gp);
 	if (g && park(&hit, gp, &move))
@@ -69,7 +69,7 @@ int on_ready(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_READY))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	g = follow(&hit, gp);
 	if (g && wake(&hit, gp, g, &move))
@@ -87,7 +87,7 @@ int on_injectglist(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_INJECTGLIST))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	gp = read_word(&hit, gp, 0);
 	for (int i = 0; i < INJECT_LIMIT; i++) {
@@ -114,7 +114,7 @@ int on_execute(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_EXECUTE))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	g = follow(&hit, gp);
 	if (!g)
@@ -136,7 +136,7 @@ int on_newproc(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_NEWPROC))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	move = (struct move){ .from = STATE_DEAD, .to = STATE_RUNNABLE, .cause = CAUSE_NEW };
 	g = follow(&hit, gp);
@@ -155,7 +155,7 @@ int on_goschedimpl(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_GOSCHEDIMPL))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	g = follow(&hit, gp);
 	if (g && give_up_processor(&hit, gp, &move))
@@ -173,7 +173,7 @@ int on_goyield_m(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_GOYIELD_M))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	g = follow(&hit, gp);
 	if (g && give_up_processor(&hit, gp, &move))
@@ -191,7 +191,7 @@ int on_preemptpark(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_PREEMPTPARK))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	move = (struct move){ .from = STATE_RUNNING, .to = STATE_PREEMPTED };
 	g = follow(&hit, gp);
@@ -210,7 +210,7 @@ int on_gdestroy(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_GDESTROY))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	move = (struct move){ .from = STATE_RUNNING, .to = STATE_DEAD };
 	g = follow(&hit, gp);
@@ -229,7 +229,7 @@ int on_exitsyscall_nop(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_EXITSYSCALL_NOP))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	move = (struct move){ .from = STATE_SYSCALL, .to = STATE_RUNNABLE, .cause = CAUSE_SYSCALL };
 	g = follow(&hit, gp);
@@ -248,7 +248,7 @@ int on_coroswitch_m(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_COROSWITCH_M))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	coroutine = read_word(&hit, gp, hit.target->g_coroarg);
 	if (!coroutine) {
@@ -288,7 +288,7 @@ int on_reentersyscall(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_REENTERSYSCALL))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	g = follow(&hit, gp);
 	if (g && enter_syscall(g, &move))
@@ -305,7 +305,7 @@ int on_exitsyscall(struct pt_regs *ctx)
 	struct hit hit;
 	struct goroutine *g;
 
-	if (!begin(&hit, PROGRAM_EXITSYSCALL))
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	g = follow(&hit, gp);
 	if (g && leave_syscall(g, &move))

@@ -42,25 +42,6 @@ enum wake_cause {
 	CAUSE_COUNT = 11,
 };
 
-/* One per BPF program on a Go function: which probe was hit. */
-enum probe_program {
-	PROGRAM_CASGSTATUS = 0,
-	PROGRAM_PARK_M = 1,
-	PROGRAM_READY = 2,
-	PROGRAM_INJECTGLIST = 3,
-	PROGRAM_EXECUTE = 4,
-	PROGRAM_NEWPROC = 5,
-	PROGRAM_GOSCHEDIMPL = 6,
-	PROGRAM_GOYIELD_M = 7,
-	PROGRAM_PREEMPTPARK = 8,
-	PROGRAM_GDESTROY = 9,
-	PROGRAM_EXITSYSCALL_NOP = 10,
-	PROGRAM_COROSWITCH_M = 11,
-	PROGRAM_REENTERSYSCALL = 12,
-	PROGRAM_EXITSYSCALL = 13,
-	PROGRAM_COUNT = 16,
-};
-
 /* Everything that is not recorded, by reason. */
 enum lost_reason {
 	LOST_GOROUTINES_FULL = 0,   /* goroutines map full: this goroutine is not followed */
@@ -80,6 +61,7 @@ enum lost_reason {
 #define REASON_COUNT 64      /* g.waitreason is a byte; Go 1.27 has 47 reasons */
 #define REASON_UNKNOWN 63    /* not read: the layout is not known, or the read failed */
 #define OFFSET_UNKNOWN 0xffff
+#define SITE_LIMIT 32        /* probes of one target; the last counts hits at an address that is not known */
 #define INJECT_LIMIT 128     /* netpoll hands over at most 128 goroutines at once */
 
 struct histogram {
@@ -92,6 +74,7 @@ struct histogram {
 struct target {
 	__u64 attached_ns;           /* CLOCK_MONOTONIC; start of the window */
 	__u64 running_reasons;       /* bit r: waiting for reason r in fact runs on the system stack */
+	__u64 sites[SITE_LIMIT];     /* run-time addresses of its probes, the hottest first; 0 ends the list */
 	__u32 slot;                  /* index into stats */
 	__u16 g_waitreason;          /* byte offsets in runtime.g, or OFFSET_UNKNOWN */
 	__u16 g_preempt;
@@ -158,7 +141,7 @@ struct target_stats {
 	__u64 partial_ns[STATE_COUNT]; /* time in intervals that are in no histogram: all of running and syscall */
 	__u64 partial_wait_ns[REASON_COUNT]; /* of waiting that began before the window */
 	__u64 partial_waits[REASON_COUNT];
-	__u64 hits[PROGRAM_COUNT];
+	__u64 hits[SITE_LIMIT];      /* by index into target.sites */
 	__u64 lost[LOST_COUNT];
 	__u64 cgroup_id;             /* cgroup2 id of the thread of the last event; 1 where only v1 is used */
 	__u64 executions;            /* execve seen: the target is another program now */

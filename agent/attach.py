@@ -1,0 +1,187 @@
+"""One process under watch: find, resolve, plan, load, read and join, wired together for ``schedtrace attach``.
+
+:class:`Watch` holds everything that belongs to the target: the pidfd, an open descriptor of its executable (so that a
+deleted or replaced file, or another mount namespace, makes no difference), the BPF session.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, suppress
+from typing import Self
+
+from schedtrace import abi, calibrate, cgroups, join, tracefs
+from schedtrace.errors import AttachFailed, NotTraceable
+from schedtrace.plan import FunctionNames, ProbePlan, make_plan
+from schedtrace.procfs import ExecutableIdentity, Process, open_process
+from schedtrace.reasons import target_record
+from schedtrace.session import ProbeSite, Session
+from schedtrace.window import ProbeHits, Target, Throttling, Window
+
+LEVEL = "full"
+_STALE_REASONS_UNTIL = 19  # Go 1.19
+
+
+class Watch:
+    """A target from attach to detach. Close it, or use it in ``with``."""
+
+    def __init__(self, pid: int, *, syscalls: bool = False, max_goroutines: int = 1 << 17) -> None:
+        """Attach to process ``pid``. Raises the SchedtraceError that says why it can't be done."""
+        with ExitStack() as stack:
+            self.process = stack.enter_context(open_process(pid))
+            tracefs.ensure_mounted()
+            executable_fd = _open_executable(self.process)
+            stack.callback(os.close, executable_fd)
+            self.plan = make_plan(f"/proc/self/fd/{executable_fd}", syscalls=syscalls)
+            self._names = FunctionNames(f"/proc/self/fd/{executable_fd}")
+            stack.callback(self._names.close)
+            self._bias = self.process.load_bias()
+            programs = dict.fromkeys(probe.program for probe in self.plan.probes)
+            self._session = stack.enter_context(
+                Session(tuple(programs), max_targets=2, max_goroutines=max_goroutines)
+            )
+            self._cgroups = cgroups.read_membership(pid, cgroups.read_mounts())
+            self._attach(executable_fd)
+            self._cost_ns = self._calibrate()
+            self._stack = stack.pop_all()
+
+    def _attach(self, executable_fd: int) -> None:
+        sites = [ProbeSite(probe.program, probe.file_offset) for probe in self.plan.probes]
+        only = self.process.pid if _others_run(self.process.identity, self.process.pid) else -1
+        self._session.attach(executable_fd, sites, only)
+        if not self.process.still_same():
+            raise NotTraceable(f"process {self.process.pid} ({self.process.name}) exited or executed another program "
+                               "while it was being attached to")
+        layout = self.plan.layout
+        self._reasons = layout.wait_reasons if layout else ()
+        record = target_record(
+            layout.offsets if layout else {},
+            self._reasons,
+            stale_reasons=bool(layout and layout.minor <= _STALE_REASONS_UNTIL),
+        )
+        if len(self.plan.probes) >= abi.SITE_LIMIT:
+            raise AttachFailed(f"{len(self.plan.probes)} probes are more than the {abi.SITE_LIMIT - 1} that one target can have")
+        for i, probe in enumerate(self.plan.probes):
+            record.sites[i] = self._bias + probe.vaddr
+        self._throttled_before = self._cgroups.cpu_stat()
+        self._session.watch(self.process.pid, record)
+        self._started_ns = record.attached_ns
+
+    def _calibrate(self) -> dict[bool, float] | None:
+        """Cost of a hit in ns, by "is the probed instruction emulated"; None if it can't be measured here."""
+        programs = {probe.program for probe in self.plan.probes}
+        for cycle in (calibrate.CASGSTATUS, calibrate.FUNCTIONS):
+            if programs.issuperset(cycle):
+                kinds = {probe.emulated for probe in self.plan.probes}
+                with suppress(AttachFailed, OSError):
+                    return {kind: calibrate.cost_ns(self._session, cycle, stepped=not kind) for kind in kinds}
+        return None
+
+    def ended(self, timeout_seconds: float) -> str:
+        """Wait at most so long for the target to end; why it has, or nothing."""
+        if self.process.wait(timeout_seconds):
+            return f"the target (PID {self.process.pid}) exited"
+        if not self.process.still_same():
+            return f"the target (PID {self.process.pid}) executed another program"
+        return ""
+
+    def stop(self) -> None:
+        """Count no longer, so that what is read from now on stands still."""
+        self._session.unwatch(self.process.pid)
+
+    def window(self, ended: str = "") -> Window:
+        """All that was seen since attach."""
+        counts = join.counts(self._session.snapshot(self.process.pid), self._reasons, self._function_name)
+        overhead_ns = None
+        if self._cost_ns is not None:
+            costs = [self._cost_ns[probe.emulated] for probe in self.plan.probes]
+            overhead_ns = round(sum(n * cost for n, cost in zip(counts.hits, costs, strict=False)))
+        return Window(
+            target=self._target(counts.cgroup_id),
+            duration_ns=counts.time_ns - self._started_ns,
+            transitions=counts.transitions,
+            sched_latency=counts.sched_latency,
+            wait=counts.wait,
+            states=counts.states,
+            functions=counts.functions,
+            run_queue=counts.run_queue,
+            threads=self._thread_count(),
+            goroutines=counts.goroutines,
+            probes=tuple(
+                ProbeHits(p.function, p.site, p.emulated, n)
+                for p, n in zip(self.plan.probes, counts.hits, strict=False)
+            ),
+            foreign_hits=counts.foreign_hits,
+            unseen=self.plan.unseen,
+            lost=counts.lost,
+            throttling=self._throttling(),
+            overhead_ns=overhead_ns,
+            ended=ended,
+        )
+
+    def _function_name(self, start_pc: int) -> str | None:
+        return self._names.name(start_pc - self._bias)
+
+    def _thread_count(self) -> int:
+        with suppress(NotTraceable):
+            return len(self.process.thread_ids())
+        return 0
+
+    def _target(self, seen_cgroup_id: int) -> Target:
+        main, limit = self._cgroups.main, self._cgroups.cpu_limit()
+        unified = self._cgroups.unified
+        # Where cgroup2 is in use, the id that BPF saw at the last event is the join key; a process that is only in v1
+        # hierarchies has the id of cgroup2's root there.
+        use_seen = bool(seen_cgroup_id and main and unified and main.hierarchy == unified.hierarchy)
+        return Target(
+            pid=self.process.pid,
+            exe=self.process.exe,
+            name=self.process.name,
+            go_version=self.plan.go_version,
+            level=LEVEL,
+            mode=self.plan.mode,
+            symbols=self.plan.symbols,
+            cgroup_path=main.path if main else "",
+            cgroup_hierarchy=main.hierarchy if main else "",
+            cgroup_id=seen_cgroup_id if use_seen else (main.id if main else 0),
+            quota_cores=limit.cores if limit else None,
+        )
+
+    def _throttling(self) -> Throttling | None:
+        before, now = self._throttled_before, self._cgroups.cpu_stat()
+        if before is None or now is None:
+            return None
+        return Throttling(
+            now.periods - before.periods,
+            now.throttled_periods - before.throttled_periods,
+            now.throttled_ns - before.throttled_ns,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the probes out. May be called twice."""
+        self._stack.close()
+
+
+def _open_executable(process: Process) -> int:
+    try:
+        return os.open(process.exe_path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise NotTraceable(f"can't open the executable of process {process.pid} ({process.name}): {error.strerror}") from None
+
+
+def _others_run(identity: ExecutableIdentity, pid: int) -> bool:
+    """Does another process run the same executable? Then the breakpoints are confined to the target's memory, which costs
+    the target 20-30 % more a hit; otherwise they would cost the others ten times that."""
+    for entry in os.listdir("/proc"):  # noqa: PTH208
+        if entry.isdigit() and int(entry) != pid:
+            with suppress(OSError):
+                status = os.stat(f"/proc/{entry}/exe")
+                if (status.st_dev, status.st_ino) == (identity.device, identity.inode):
+                    return True
+    return False

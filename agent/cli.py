@@ -1,0 +1,115 @@
+"""The command line: parses, wires the stages, prints errors on one line, sets exit codes. Nothing imports it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from schedtrace import check as node_check
+from schedtrace import discovery, live, report
+from schedtrace.errors import SchedtraceError
+
+USAGE_ERROR = 2
+INTERNAL_ERROR = 1
+
+
+class _Examples(click.Command):
+    """A command whose help ends with examples, as those of the BCC tools do."""
+
+    def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._examples = examples
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        if self._examples:
+            with formatter.section("Examples"):
+                formatter.write_dl([(f"schedtrace {command}", what) for command, what in self._examples])
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/json.md).")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="schedtrace")
+def schedtrace() -> None:
+    """Watch the goroutines of a running Go program from outside, and see where their time goes."""
+
+
+@schedtrace.command(
+    cls=_Examples,
+    examples=[
+        ("attach 1234", "watch until Ctrl-C or the target's end"),
+        ("attach 1234 --duration 10", "for ten seconds, then the summary"),
+        ("attach 1234 --duration 10 --json", "the same for a program to read"),
+        ("attach 1234 --syscalls", "also time in system calls (costs two more hits a call)"),
+    ],
+)
+@click.argument("pid", type=click.IntRange(min=1))
+@click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds to watch; without, until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two updates.",
+)
+@click.option("--syscalls", is_flag=True, help="Also see system calls, where that costs extra hits.")
+@click.option(
+    "--max-goroutines",
+    type=click.IntRange(min=1, max=1 << 24),
+    default=1 << 17,
+    show_default=True,
+    help="How many goroutines can be followed at once (about 200 bytes of kernel memory each).",
+)
+@_json_option
+def attach(
+    pid: int, duration: float | None, interval: float, syscalls: bool, max_goroutines: int, as_json: bool
+) -> None:
+    """Watch every change of state of the goroutines of process PID."""
+    live.attach(
+        pid,
+        duration_seconds=duration,
+        interval_seconds=interval,
+        syscalls=syscalls,
+        max_goroutines=max_goroutines,
+        as_json=as_json,
+    )
+
+
+@schedtrace.command(
+    cls=_Examples,
+    examples=[
+        ("inspect 1234", "what would be probed in a running process"),
+        ("inspect ./server", "the same for a file, on any machine"),
+    ],
+)
+@click.argument("target", metavar="PID|FILE")
+@click.option("--syscalls", is_flag=True, help="As for attach.")
+@_json_option
+def inspect(target: str, syscalls: bool, as_json: bool) -> None:
+    """Show which probes a binary would get, why, and what can't be seen. Loads nothing."""
+    _print(report.inspect_report(live.plan_of(target, syscalls=syscalls)), as_json)
+
+
+@schedtrace.command(name="list", cls=_Examples, examples=[("list", "all Go processes of this node")])
+@_json_option
+def list_(as_json: bool) -> None:
+    """Show the Go processes of this node: version, CPU limit, throttling, and how much can be seen of each."""
+    _print(report.list_report(discovery.scan()), as_json)
+
+
+@schedtrace.command(cls=_Examples, examples=[("check", "and what to do about what is missing")])
+@_json_option
+def check(as_json: bool) -> int:
+    """Find out whether this node can run schedtrace: kernel, capabilities, tracefs, BCC."""
+    findings = node_check.run()
+    _print(report.check_report(findings), as_json)
+    return node_check.exit_code(findings)

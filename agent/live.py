@@ -1,0 +1,86 @@
+"""``schedtrace attach`` on the screen: a table that renews itself on a terminal, plain lines into a pipe, one JSON object.
+
+Ctrl-C, SIGTERM, the end of the duration and the end of the target all lead to the same summary.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from types import FrameType
+
+from rich.console import Console
+from rich.live import Live
+
+from schedtrace import report
+from schedtrace.attach import Watch
+from schedtrace.window import Window
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """SIGTERM ends a session as Ctrl-C does."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _until_end(
+    watch: Watch, duration_seconds: float | None, interval_seconds: float, show: Callable[[Window], None]
+) -> str:
+    """Show the window so far at every interval until the session ends; why it has ended."""
+    deadline = None if duration_seconds is None else monotonic() + duration_seconds
+    try:
+        while True:
+            left = interval_seconds if deadline is None else min(interval_seconds, deadline - monotonic())
+            ended = watch.ended(max(left, 0.0))
+            if ended:
+                return ended
+            if deadline is not None and monotonic() >= deadline:
+                return "the duration is over"
+            show(watch.window())
+    except KeyboardInterrupt:
+        return "interrupted"
+
+
+def attach(
+    pid: int,
+    *,
+    duration_seconds: float | None,
+    interval_seconds: float,
+    syscalls: bool,
+    max_goroutines: int,
+    as_json: bool,
+) -> None:
+    """Watch ``pid`` and print what is seen to standard output, until the duration, the target or the user ends it."""
+    console = Console(highlight=False)
+    with _stop_signals(), Watch(pid, syscalls=syscalls, max_goroutines=max_goroutines) as watch:
+        if as_json:
+            ended = _until_end(watch, duration_seconds, interval_seconds, lambda window: None)
+        elif console.is_terminal and not console.is_dumb_terminal:
+            with Live(console=console, refresh_per_second=4, screen=False, transient=True) as screen:
+                ended = _until_end(
+                    watch, duration_seconds, interval_seconds, lambda w: screen.update(report.live_view(w))
+                )
+        else:
+            lines = report.IntervalLines()
+            ended = _until_end(
+                watch, duration_seconds, interval_seconds, lambda w: print(lines.next_line(w), flush=True)
+            )
+        watch.stop()
+        window = watch.window(ended)
+        if as_json:
+            json.dump(report.window_json(window), sys.stdout)
+            print()
+        else:
+            console.print(report.summary(window))
