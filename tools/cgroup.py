@@ -49,14 +49,14 @@ class CpuLimit:
             else:
                 (self.path / "cpu.max").write_text(f"{self._quota_us} {self._period_us}")
         except OSError as error:
-            self._remove()
+            _remove(self.path)
             raise CgroupError(f"no CPU limit can be set with {self.path}: {error.strerror}") from error
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._remove()
+        _remove(self.path)
 
     def enter(self, command: Sequence[str | Path]) -> list[str]:
         """The command, changed to start inside the cgroup; the process id is that of the process started."""
@@ -75,27 +75,28 @@ class CpuLimit:
             return statistics["throttled_time"] / 1e9
         return statistics["throttled_usec"] / 1e6
 
-    def _remove(self) -> None:
-        for _ in range(200):
-            with contextlib.suppress(FileNotFoundError):
-                for pid in (self.path / "cgroup.procs").read_text().split():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
-            try:
-                self.path.rmdir()
-            except FileNotFoundError:
-                return
-            except OSError:  # busy until the last of its processes is reaped
-                time.sleep(0.05)
-            else:
-                return
-        raise CgroupError(f"{self.path} can't be removed: processes stay in it")
+
+def _remove(path: Path) -> None:
+    """Kill what runs in the cgroup and remove it; nothing happens if there is none."""
+    for _ in range(200):
+        with contextlib.suppress(FileNotFoundError):
+            for pid in (path / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:  # busy until the last of its processes is reaped
+            time.sleep(0.05)
+        else:
+            return
+    raise CgroupError(f"{path} can't be removed: processes stay in it")
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Remove empty cgroups whose maker was killed before it could."""
+    """Remove the cgroups, and what runs in them, whose maker was killed before it could."""
     for path in parent.glob(f"{PREFIX}*"):
         maker = path.name.removeprefix(PREFIX).split("-")[0]
         if not Path(f"/proc/{maker}").exists():
-            with contextlib.suppress(OSError):
-                path.rmdir()
+            _remove(path)
