@@ -32,6 +32,7 @@ from schedtrace.symbols.symtab import Symtab
 from schedtrace.transitions import (
     C_THREADS,
     DEAD,
+    HOTTEST,
     IDLE,
     NEW_GOROUTINE,
     ONE_TRANSITION,
@@ -66,9 +67,11 @@ class Probe:
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """All that ``inspect`` prints and the session needs. ``layout`` is None where the runtime's structs are
-    not known; ``unseen`` says, for a reader, what the probes can't see; ``notes`` what else is worth
-    knowing."""
+    """All that ``inspect`` prints and the session needs. ``probes`` has those first that are hit most.
+
+    ``layout`` is None where the runtime's structs are not known; ``unseen`` says, for a reader, what the
+    probes can't see; ``notes`` what else is worth knowing.
+    """
 
     path: str
     arch: str
@@ -170,7 +173,7 @@ class _Planner:
             mode=mode,
             mode_reason=why,
             layout=self.layout,
-            probes=tuple(sorted(self.probes, key=lambda probe: probe.vaddr)),
+            probes=tuple(sorted(self.probes, key=_heat)),
             unseen=tuple(self.unseen),
             notes=tuple(self.notes),
         )
@@ -356,6 +359,11 @@ class _Planner:
 
     def _refusal(self, reason: str) -> NotTraceable:
         return NotTraceable(f"{self.binary.path}: {reason}")
+
+
+def _heat(probe: Probe) -> tuple[int, int]:
+    name = _short(probe.function)
+    return HOTTEST.index(name) if name in HOTTEST else len(HOTTEST), probe.vaddr
 
 
 def _short(name: str) -> str:

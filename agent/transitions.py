@@ -80,6 +80,12 @@ SCHEDULER = frozenset(
     {"findRunnable", "findrunnable", "schedule", "(*gcControllerState).findRunnableGCWorker"}
 )
 C_THREADS = frozenset({"needm", "dropm"})
+# By how often each is called in the programs one wants to watch: servers that talk and wait.
+HOTTEST = (
+    "casgstatus", "execute", "park_m", "ready", "reentersyscall", "exitsyscall", "coroswitch_m",
+    "injectglist", "findRunnable", "newproc1", "gdestroy", "goexit0", "goschedImpl", "exitsyscall0",
+    "exitsyscallNoP",
+)  # fmt: skip
 # newproc1, or what the compiler put it into.
 NEW_GOROUTINE = frozenset({"newproc1", "newproc.func1", "newcoro.func1"})
 
