@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Self
 
 from schedtrace import abi, calibrate, cgroups, join, tracefs
@@ -166,6 +167,14 @@ class Watch:
     def close(self) -> None:
         """Take the probes out. May be called twice."""
         self._stack.close()
+
+
+def plan_of(target: str, *, syscalls: bool) -> ProbePlan:
+    """The plan for a PID (digits) or a file. Raises what :func:`open_process` and :func:`make_plan` raise."""
+    if not target.isdigit():
+        return make_plan(target, syscalls=syscalls)
+    with open_process(int(target)) as process:
+        return replace(make_plan(process.exe_path, syscalls=syscalls), path=process.exe)
 
 
 def _open_executable(process: Process) -> int:

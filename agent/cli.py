@@ -1,23 +1,26 @@
-"""The command line: parses, wires the stages, prints errors on one line, sets exit codes. Nothing imports it."""
+"""The command line: parses, wires the stages, prints errors on one line, sets exit codes. Nothing imports it.
+
+Commands import what they need when they run: ``--help``, and ``inspect`` on a laptop, load no more than they use.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import time
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedtrace import check as node_check
-from schedtrace import discovery, live, report
 from schedtrace.errors import SchedtraceError
 
+if TYPE_CHECKING:
+    from schedtrace.listings import Listing
+
 USAGE_ERROR = 2
-INTERNAL_ERROR = 1
+INTERRUPTED = 130
+CLOSED_PIPE = 141
 
 
 class _Examples(click.Command):
@@ -74,6 +77,8 @@ def attach(
     pid: int, duration: float | None, interval: float, syscalls: bool, max_goroutines: int, as_json: bool
 ) -> None:
     """Watch every change of state of the goroutines of process PID."""
+    from schedtrace import live
+
     live.attach(
         pid,
         duration_seconds=duration,
@@ -96,20 +101,59 @@ def attach(
 @_json_option
 def inspect(target: str, syscalls: bool, as_json: bool) -> None:
     """Show which probes a binary would get, why, and what can't be seen. Loads nothing."""
-    _print(report.inspect_report(live.plan_of(target, syscalls=syscalls)), as_json)
+    from schedtrace.attach import plan_of
+    from schedtrace.listings import inspect_listing
+
+    _print(inspect_listing(plan_of(target, syscalls=syscalls)), as_json)
 
 
 @schedtrace.command(name="list", cls=_Examples, examples=[("list", "all Go processes of this node")])
 @_json_option
 def list_(as_json: bool) -> None:
     """Show the Go processes of this node: version, CPU limit, throttling, and how much can be seen of each."""
-    _print(report.list_report(discovery.scan()), as_json)
+    from schedtrace.discovery import scan
+    from schedtrace.listings import list_listing
+
+    _print(list_listing(scan()), as_json)
 
 
 @schedtrace.command(cls=_Examples, examples=[("check", "and what to do about what is missing")])
 @_json_option
 def check(as_json: bool) -> int:
     """Find out whether this node can run schedtrace: kernel, capabilities, tracefs, BCC."""
-    findings = node_check.run()
-    _print(report.check_report(findings), as_json)
-    return node_check.exit_code(findings)
+    from schedtrace.check import check_node
+    from schedtrace.listings import check_listing
+
+    report = check_node()
+    _print(check_listing(report), as_json)
+    return report.exit_code
+
+
+def _print(listing: Listing, as_json: bool) -> None:
+    if as_json:
+        json.dump(listing.json, sys.stdout)
+        print()
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(listing.text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code. Every error becomes one line on standard error."""
+    try:
+        result = schedtrace.main(arguments, prog_name="schedtrace", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return USAGE_ERROR
+    except SchedtraceError as error:
+        print(f"schedtrace: {error}", file=sys.stderr)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone; the interpreter would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    return result if isinstance(result, int) else 0

@@ -18,6 +18,7 @@ from rich.live import Live
 
 from schedtrace import report
 from schedtrace.attach import Watch
+from schedtrace.report_json import window_json
 from schedtrace.window import Window
 
 
@@ -80,7 +81,7 @@ def attach(
         watch.stop()
         window = watch.window(ended)
         if as_json:
-            json.dump(report.window_json(window), sys.stdout)
+            json.dump(window_json(window), sys.stdout)
             print()
         else:
             console.print(report.summary(window))
