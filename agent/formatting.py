@@ -41,8 +41,8 @@ def rough_duration(seconds: float | None) -> str:
 
 def bound(seconds: float) -> str:
     """A power of two of microseconds: "1 µs", "512 µs", "1.02 ms", "8.39 s"."""
-    value, unit = next((v, u) for u, s in _UNITS[1:] if (v := seconds * 1e9 / s) < 1000)
-    return f"{value:.3g} {unit}"
+    microseconds = seconds * 1e6
+    return f"{microseconds:.0f} µs" if microseconds < 1000 else duration(seconds * 1e9)
 
 
 def count(number: int) -> str:

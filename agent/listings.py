@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from schedtrace.check import NodeReport, Status
-from schedtrace.discovery import GoProcess, Scan
+from schedtrace.discovery import FULL, GoProcess, Scan
 from schedtrace.errors import PermissionDenied
 from schedtrace.formatting import (
     WIDTH,
@@ -24,7 +24,7 @@ from schedtrace.formatting import (
 from schedtrace.plan import ProbePlan
 from schedtrace.report_json import Json, node_json, plan_json, scan_json
 
-_SHORT_ID = 12
+_SHORT_ID = 8
 _STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "missing": "bold red"}
 
 
@@ -61,9 +61,12 @@ def inspect_listing(plan: ProbePlan) -> Listing:
 
 def list_listing(scan: Scan) -> Listing:
     """The Go processes of a node."""
-    titles = ("PID", "name", "Go", "threads", "GOMAXPROCS", "CPU limit", "throttled", "container", "level")
+    titles = ("PID", "name", "Go", "threads", "GOMAXPROCS", "limit", "throttled", "container")
     rows = [_process_row(process) for process in scan.processes]
-    parts = [columns(titles, rows, "><<>>>><<", flexible=1)] if rows else [Text("no Go process found")]
+    parts = [columns(titles, rows, "><<>>>><", flexible=1)] if rows else [Text("no Go process found")]
+    if rows:
+        watchable = sum(process.level == FULL for process in scan.processes)
+        parts += [Text(), Text(f"{count(watchable)} of {count(len(rows))} can be watched at full level.")]
     parts += [
         paragraph(f"{process.pid} ({process.name}): {process.obstacle}", bullet="- ")
         for process in scan.processes
@@ -72,7 +75,7 @@ def list_listing(scan: Scan) -> Listing:
     if scan.unreadable:
         noun = "process" if scan.unreadable == 1 else "processes"
         why = "" if scan.may_ptrace else " without CAP_SYS_PTRACE: run as root"
-        parts.append(paragraph(f"{count(scan.unreadable)} {noun} can't be looked into{why}"))
+        parts.append(Text(f"{count(scan.unreadable)} {noun} can't be looked into{why}."))
     return Listing(lines(parts), scan_json(scan))
 
 
@@ -116,5 +119,4 @@ def _process_row(process: GoProcess) -> tuple[str, ...]:
         "none" if process.quota_cores is None else amount(process.quota_cores),
         duration(stat.throttled_ns) if stat and stat.throttled_periods else "",
         process.owner.container_id[:_SHORT_ID],
-        process.level or "none",
     )

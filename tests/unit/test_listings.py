@@ -1,0 +1,207 @@
+"""inspect, list and check as people and programs get them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from schedtrace.cgroups import ContainerRef, CpuStat
+from schedtrace.check import Finding, NodeReport
+from schedtrace.discovery import GoProcess, Scan
+from schedtrace.listings import Listing, check_listing, inspect_listing, list_listing
+from schedtrace.plan import Probe, ProbePlan
+from schedtrace.symbols.layout import Layout
+
+ROOT = Path(__file__).parents[2]
+SETTINGS: Mapping[str, str] = {"-trimpath": "true"}
+
+
+def plan(layout: Layout | None, *probes: Probe, notes: tuple[str, ...] = ()) -> ProbePlan:
+    return ProbePlan(
+        path="/opt/app",
+        arch="amd64",
+        build_id=None,
+        go_version="go1.27.3",
+        settings=SETTINGS,
+        symbols="pclntab",
+        mode="casgstatus",
+        mode_reason="complete, and system calls do not pass through it",
+        layout=layout,
+        probes=probes,
+        unseen=("system calls: a goroutine in one counts as running",),
+        notes=notes,
+    )
+
+
+def process(pid: int, name: str, container: str = "", obstacle: str = "") -> GoProcess:
+    return GoProcess(
+        pid=pid,
+        name=name,
+        exe=f"/bin/{name}",
+        go_version="go1.27.3",
+        gomaxprocs=4 if pid == 7 else None,
+        threads=1200,
+        cgroup_path="/a",
+        quota_cores=0.5 if pid == 7 else None,
+        throttling=CpuStat(10, 3, 1_500_000_000) if pid == 7 else CpuStat(0, 0, 0),
+        owner=ContainerRef("", container),
+        level="" if obstacle else "full",
+        obstacle=obstacle,
+    )
+
+
+def narrow(listing: Listing) -> list[str]:
+    """The lines, checked to be narrow; and that the JSON is JSON."""
+    json.dumps(listing.json, allow_nan=False)
+    result = listing.text.plain.split("\n")
+    assert all(len(line) <= 79 for line in result)
+    return result
+
+
+def test_inspect() -> None:
+    layout = Layout(
+        27, "table", "go1.27.3", {"g.atomicstatus": 144}, {"g": 480}, ("", "chan receive"), "target", ()
+    )
+    probes = (
+        Probe("runtime.casgstatus", "on_casgstatus", 0x456160, 0x56160, "+0 push rbp", emulated=True),
+        Probe("runtime.coroswitch_m", "on_coroswitch_m", 0x456200, 0x56200, "+0 cmp rsp", emulated=False),
+    )
+    listing = inspect_listing(plan(layout, *probes, notes=("a fork of Go",)))
+    assert narrow(listing) == [
+        "/opt/app",
+        "  go1.27.3, amd64, names from pclntab",
+        "  Build id: none",
+        "  Mode: casgstatus (complete, and system calls do not pass through it)",
+        "  Struct layout: from table, wait reasons from target",
+        "",
+        "2 probes  dear: the kernel single-steps this instruction",
+        "  function              instruction  address         program",
+        "  runtime.casgstatus    +0 push rbp  0x456160        on_casgstatus",
+        "  runtime.coroswitch_m  +0 cmp rsp   0x456200  dear  on_coroswitch_m",
+        "",
+        "Can't be seen",
+        "  - system calls: a goroutine in one counts as running",
+        "",
+        "Notes",
+        "  - a fork of Go",
+    ]
+    assert listing.json["layout"] == {
+        "source": "table",
+        "offsets": {"g.atomicstatus": 144},
+        "wait_reasons": ["", "chan receive"],
+        "wait_reasons_source": "target",
+    }
+    assert listing.json["probes"][0] == {
+        "function": "runtime.casgstatus",
+        "program": "on_casgstatus",
+        "vaddr": 0x456160,
+        "file_offset": 0x56160,
+        "site": "+0 push rbp",
+        "emulated": True,
+    }
+    assert listing.json["schema"] == "schedtrace.inspect/1"
+    assert listing.json["build_id"] is None
+    assert listing.json["settings"] == {"-trimpath": "true"}
+
+
+def test_inspect_without_a_layout() -> None:
+    listing = inspect_listing(plan(None))
+    assert "  Struct layout: unknown" in narrow(listing)
+    assert listing.json["layout"] is None
+
+
+def test_list() -> None:
+    scan = Scan(
+        (process(7, "app", "4ab7" * 16), process(12, "proxy", obstacle="it is packed")), 3, may_ptrace=False
+    )
+    listing = list_listing(scan)
+    assert narrow(listing) == [
+        "  PID  name   Go      threads  GOMAXPROCS  limit  throttled  container",
+        "    7  app    1.27.3    1,200           4   0.50     1.50 s  4ab74ab7",
+        "   12  proxy  1.27.3    1,200               none",
+        "",
+        "1 of 2 can be watched at full level.",
+        "  - 12 (proxy): it is packed",
+        "3 processes can't be looked into without CAP_SYS_PTRACE: run as root.",
+    ]
+    assert listing.json["schema"] == "schedtrace.list/1"
+    assert listing.json["unreadable"] == 3
+    assert listing.json["processes"][0] == {
+        "pid": 7,
+        "name": "app",
+        "exe": "/bin/app",
+        "go_version": "go1.27.3",
+        "gomaxprocs": 4,
+        "threads": 1200,
+        "cgroup": "/a",
+        "pod_uid": "",
+        "container_id": "4ab7" * 16,
+        "cpu_quota_cores": 0.5,
+        "throttled_periods": 3,
+        "throttled_seconds": 1.5,
+        "level": "full",
+        "obstacle": "",
+    }
+
+
+def test_list_of_nothing() -> None:
+    assert narrow(list_listing(Scan((), 0, may_ptrace=True))) == ["no Go process found"]
+    assert narrow(list_listing(Scan((), 1, may_ptrace=True))) == [
+        "no Go process found",
+        "1 process can't be looked into.",
+    ]
+
+
+def test_check() -> None:
+    findings = (
+        Finding("kernel", "ok", "6.12.9"),
+        Finding(
+            "capabilities", "missing", "without CAP_BPF", "run as root; " * 8 + "or else", by_permission=True
+        ),
+    )
+    listing = check_listing(NodeReport(findings))
+    assert narrow(listing) == [
+        "  ok       kernel        6.12.9",
+        "  missing  capabilities  without CAP_BPF",
+        "                         -> run as root; run as root; run as root; run as root;",
+        "                         run as root; run as root; run as root; run as root; or",
+        "                         else",
+        "",
+        "schedtrace lacks rights here: see above.",
+    ]
+    assert listing.json["exit_code"] == 77
+    assert listing.json["findings"][0] == {"name": "kernel", "status": "ok", "detail": "6.12.9", "fix": ""}
+
+
+def test_check_verdicts() -> None:
+    fine = check_listing(NodeReport((Finding("kernel", "ok", "6.12.9"),)))
+    unfit = check_listing(NodeReport((Finding("kernel", "missing", "4.4", "boot another"),)))
+    assert narrow(fine)[-1] == "This node can run schedtrace."
+    assert narrow(unfit)[-1] == "This node can't run schedtrace: see above."
+    assert unfit.json["exit_code"] == 4
+
+
+def test_every_key_of_the_json_is_documented() -> None:
+    documented = (ROOT / "docs/json.md").read_text()
+    listings = [
+        inspect_listing(plan(None, Probe("f", "p", 1, 2, "s", emulated=True))),
+        list_listing(Scan((process(7, "app"),), 0, may_ptrace=True)),
+        check_listing(NodeReport((Finding("kernel", "ok", "6.12.9"),))),
+    ]
+    for listing in listings:
+        keys = set(listing.json)
+        for value in listing.json.values():
+            if isinstance(value, list) and value and isinstance(value[0], dict):
+                keys |= set(value[0])
+        assert {key for key in keys if f"`{key}`" not in documented} == set()
+
+
+def test_a_full_list_is_narrow() -> None:
+    long_name = "kube-state-metrics-with-a-long-name"
+    one = replace(
+        process(4194303, long_name, "4ab7" * 16), gomaxprocs=64, go_version="go1.22.10", quota_cores=1.5
+    )
+    listing = list_listing(Scan((replace(one, throttling=CpuStat(9, 9, 10**14)),), 0, may_ptrace=True))
+    assert (
+        narrow(listing)[1] == "  4194303  …ong-name  1.22.10    1,200          64   1.50  100,000 s  4ab74ab7"
+    )

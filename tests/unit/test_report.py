@@ -1,0 +1,385 @@
+"""The summary, the live view and the interval lines of made-up windows; and their JSON."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from schedtrace.histogram import SLOTS, Histogram
+from schedtrace.report import IntervalLines, live_view, summary
+from schedtrace.report_json import window_json
+from schedtrace.window import (
+    CAUSES,
+    FunctionTotals,
+    ProbeHits,
+    StateTime,
+    Target,
+    Throttling,
+    Window,
+)
+
+ROOT = Path(__file__).parents[2]
+POD = "/kubepods/burstable/pod0f6a3c7e-5f0d-4c1e-9b3a-2d8e7f6a5b4c/" + "4ab7" * 16
+
+
+def slots(**counts: int) -> tuple[int, ...]:
+    return tuple(counts.get(f"s{k}", 0) for k in range(SLOTS))
+
+
+NETWORK = Histogram(slots(s0=1, s3=2000, s12=3), sum_ns=19_000_000, max_ns=3_690_000)
+CHANNEL = Histogram(slots(s1=40, s5=2), sum_ns=150_000, max_ns=28_800)
+RUN_QUEUE = Histogram(slots(s2=400, s10=5), sum_ns=5_040_000, max_ns=922_000)
+
+
+def function(name: str, scale: int) -> FunctionTotals:
+    return FunctionTotals(
+        function=name,
+        goroutines=12 * scale,
+        created=scale,
+        exits=scale,
+        parks=1000 * scale,
+        readies=1000 * scale,
+        runs=2000 * scale,
+        preempted=3,
+        yielded=4,
+        switches=5,
+        syscalls=6,
+        runnable_ns=20_000_000 * scale,
+        running_ns=7,
+        waiting_ns=3_000_000_000 * scale,
+        syscall_ns=8,
+        max_runnable_ns=1_500_000 * scale,
+        max_waiting_ns=500_000_000 * scale,
+    )
+
+
+@pytest.fixture
+def window() -> Window:
+    return Window(
+        target=Target(
+            pid=1234,
+            exe="/opt/nats/nats-server",
+            name="nats-server",
+            go_version="go1.27.2",
+            level="full",
+            mode="casgstatus",
+            symbols="symtab",
+            cgroup_path=POD,
+            cgroup_hierarchy="cpu,cpuacct",
+            cgroup_id=59,
+            quota_cores=0.5,
+        ),
+        duration_ns=10_000_000_000,
+        transitions={("waiting", "runnable"): 2046, ("running", "waiting"): 2050},
+        sched_latency={"channel": CHANNEL, "network": NETWORK},
+        wait={"IO wait": RUN_QUEUE},
+        states=(
+            StateTime("waiting", "IO wait", 410_000_000_000, 99),
+            StateTime("runnable", "", 700_000_000, 123_460),
+            StateTime("running", "", 3_200_000_000, 123_456),
+        ),
+        functions=(
+            function("main.main", 1),
+            function("github.com/nats-io/nats-server/v2/server.(*client).readLoop", 5),
+        ),
+        run_queue=RUN_QUEUE,
+        threads=12,
+        goroutines=41,
+        probes=(
+            ProbeHits("runtime.preemptPark", "+10 push rbp", True, 0),
+            ProbeHits("runtime.casgstatus", "+0 push rbp", True, 4096),
+            ProbeHits("runtime.coroswitch_m", "+0 cmp rsp", False, 3),
+        ),
+        foreign_hits=17,
+        unseen=("system calls: a goroutine in one counts as running",),
+        lost={"interval_began_before_window": 23, "inconsistent_state": 0},
+        throttling=Throttling(periods=100, throttled_periods=62, throttled_ns=1_400_000_000),
+        overhead_ns=21_000_000,
+        ended="the duration is over",
+    )
+
+
+def test_the_whole_summary(window: Window) -> None:
+    assert summary(window).plain == (
+        "nats-server  PID 1234  go1.27.2  full level (casgstatus, symtab)\n"
+        "/opt/nats/nats-server\n"
+        "cgroup (cpu,cpuacct) …ble/pod0f6a3c7e-5f0d-4c1e-9b3a-2d8e7f6a5b4c/4ab74ab74ab7…\n"
+        "watched for 10.0 s; 41 goroutines on 12 threads; CPU limit 0.50 cores\n"
+        "ended: the duration is over\n"
+        "\n"
+        "THROTTLED by the CPU limit for 1.40 s (summed over CPUs), in 62 of 100 periods\n"
+        "\n"
+        "Goroutines waiting to run  runnable until running, by what made them runnable\n"
+        "  cause    count     p50     p90     p99      max    total\n"
+        "  network  2,004  6.0 µs  7.6 µs  8.0 µs  3.69 ms  19.0 ms\n"
+        "  channel     42  1.5 µs  1.9 µs   26 µs  28.8 µs   150 µs\n"
+        "  all      2,046  6.0 µs  7.6 µs  8.0 µs  3.69 ms  19.1 ms\n"
+        "\n"
+        "    up to  times\n"
+        "     1 µs      1  █\n"
+        "     2 µs     40  █\n"
+        "     4 µs      0\n"
+        "     8 µs  2,000  ████████████████████████████████████████\n"
+        "    16 µs      0\n"
+        "    32 µs      2  █\n"
+        "    64 µs      0\n"
+        "   128 µs      0\n"
+        "   256 µs      0\n"
+        "   512 µs      0\n"
+        "  1.02 ms      0\n"
+        "  2.05 ms      0\n"
+        "  4.10 ms      3  █\n"
+        "\n"
+        "Threads waiting for a CPU  runnable for the kernel, not running\n"
+        "  count     p50     p90     p99     max    total\n"
+        "    405  3.0 µs  3.8 µs  590 µs  922 µs  5.04 ms\n"
+        "\n"
+        "Where goroutines spend their time  goroutines: how many at a time, on average\n"
+        "  state     wait reason    time  goroutines    times\n"
+        "  running                3.20 s        0.32  123,456\n"
+        "  runnable               700 ms       0.070  123,460\n"
+        "  waiting   IO wait       410 s        41.0       99\n"
+        "\n"
+        "Who waited to run most  by the function the goroutine began with\n"
+        "  function                     runs     mean  longest    total\n"
+        "  server.(*client).readLoop  10,000  10.0 µs  7.50 ms   100 ms\n"
+        "  main.main                   2,000  10.0 µs  1.50 ms  20.0 ms\n"
+        "\n"
+        "Who waited for something most  by the function the goroutine began with\n"
+        "  function                   goroutines  waits  longest   total\n"
+        "  server.(*client).readLoop          60  5,000   2.50 s  15.0 s\n"
+        "  main.main                          12  1,000   500 ms  3.00 s\n"
+        "\n"
+        "Probes  dear: the kernel single-steps this instruction\n"
+        "  function              instruction         hits\n"
+        "  runtime.casgstatus    +0 push rbp        4,096\n"
+        "  runtime.coroswitch_m  +0 cmp rsp   dear      3\n"
+        "  1 more, hit seldom or never\n"
+        "\n"
+        "Can't be seen here\n"
+        "  - system calls: a goroutine in one counts as running\n"
+        "\n"
+        "Lost  not counted, and why\n"
+        "  times  reason\n"
+        "     23  interval began before window\n"
+        "\n"
+        "Cost to the target\n"
+        "  about 21.0 ms of CPU time, 0.2 % of one CPU (an estimate)\n"
+        "  and 17 hits by other processes of the same executable"
+    )
+
+
+def printed(window: Window, **options: Any) -> str:
+    """The summary as a console prints it."""
+    file = io.StringIO()
+    Console(file=file, highlight=False, **options).print(summary(window), soft_wrap=True)
+    return file.getvalue()
+
+
+def test_a_pipe_gets_plain_lines_and_a_terminal_the_same_in_colour(window: Window) -> None:
+    piped = printed(window)
+    coloured = printed(window, force_terminal=True, color_system="standard", width=80)
+    assert "\x1b" not in piped
+    assert "\x1b[1m" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == piped
+    assert all(len(line) <= 79 and line == line.rstrip() for line in piped.split("\n"))
+
+
+def test_a_narrow_console_does_not_fold_tables(window: Window) -> None:
+    assert printed(window, width=20) == printed(window, width=200)
+
+
+def empty(window: Window) -> Window:
+    return replace(
+        window,
+        duration_ns=0,
+        transitions={},
+        sched_latency={},
+        wait={},
+        states=(),
+        functions=(),
+        run_queue=Histogram(),
+        goroutines=0,
+        probes=(ProbeHits("runtime.casgstatus", "+0 push rbp", True, 0),),
+        foreign_hits=0,
+        unseen=(),
+        lost={},
+        throttling=None,
+        overhead_ns=None,
+        ended="",
+        target=replace(window.target, cgroup_path="", quota_cores=None),
+    )
+
+
+def test_a_window_in_which_nothing_happened(window: Window) -> None:
+    assert summary(empty(window)).plain == (
+        "nats-server  PID 1234  go1.27.2  full level (casgstatus, symtab)\n"
+        "/opt/nats/nats-server\n"
+        "watched for 0; 0 goroutines on 12 threads; no CPU limit\n"
+        "\n"
+        "Goroutines waiting to run  runnable until running, by what made them runnable\n"
+        "  none ran in this time\n"
+        "\n"
+        "Threads waiting for a CPU  runnable for the kernel, not running\n"
+        "  none waited\n"
+        "\n"
+        "Where goroutines spend their time  goroutines: how many at a time, on average\n"
+        "  no goroutine was seen\n"
+        "\n"
+        "Probes\n"
+        "  none was hit\n"
+        "\n"
+        "Lost\n"
+        "  nothing\n"
+        "\n"
+        "Cost to the target\n"
+        "  unknown: what a hit costs could not be measured here"
+    )
+
+
+def test_what_exceeds_the_last_bound(window: Window) -> None:
+    slow = Histogram(slots(s23=1, s24=3), sum_ns=60_000_000_000, max_ns=20_000_000_000)
+    text = summary(replace(window, sched_latency={"other": slow})).plain
+    assert "\n       8.39 s      1  ██████████████\n" in text
+    assert "\n  over 8.39 s      3  ████████████████████████████████████████\n" in text
+
+
+def test_long_lists_are_cut_and_the_cut_is_said(window: Window) -> None:
+    states = tuple(StateTime("waiting", f"reason {i}", 1_000_000_000, 2) for i in range(20))
+    functions = tuple(function(f"main.f{i}", i + 1) for i in range(9))
+    text = summary(replace(window, states=states, functions=functions)).plain
+    assert len(re.findall(r"^  waiting   reason", text, re.MULTILINE)) == 12
+    assert re.search(r"^  \(others\) +8.00 s +0.80 +16$", text, re.MULTILINE)
+    assert "by the function the goroutine began with; 4 more" in text
+    assert [int(n) for n in re.findall(r"^  main.f(\d)", text, re.MULTILINE)] == [8, 7, 6, 5, 4] * 2
+
+
+def test_hostile_names_stay_text(window: Window) -> None:
+    hostile = "\x1b]0;owned\x07\n[bold]x[/bold]"
+    target = replace(window.target, name=hostile, exe=hostile, go_version=hostile, cgroup_path=hostile)
+    functions = (function(hostile, 1),)
+    text = printed(replace(window, target=target, functions=functions, ended=hostile, unseen=(hostile,)))
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert text.count("[bold]x[/bold]") == 8
+    assert len(text.split("\n")) == len(printed(window).split("\n")) - 2  # one function less in two tables
+
+
+def test_the_live_view_stands_for_itself_in_24_lines(window: Window) -> None:
+    histograms = {cause: Histogram(slots(s4=i + 1), (i + 1) * 9000, 12_000) for i, cause in enumerate(CAUSES)}
+    states = tuple(StateTime("waiting", f"reason {i}", 10**9 - i, 2) for i in range(20))
+    shown = live_view(replace(window, sched_latency=histograms, states=states, ended="")).plain.split("\n")
+    first = "\n".join(shown[:24])
+    assert "THROTTLED" in first
+    assert re.search(r"^  threads, for a CPU +405 ", first, re.MULTILINE)
+    assert re.search(r"^  all +66 ", first, re.MULTILINE)
+    assert re.search(r"^  \(others\)", first, re.MULTILINE)
+    assert shown[24] == "Who waited to run most  by the function the goroutine began with"
+
+
+def test_interval_lines_tell_what_is_new(window: Window) -> None:
+    more = Histogram(slots(s0=1, s3=2500, s12=3), 22_000_000, 3_690_000)
+    later = replace(
+        window,
+        duration_ns=12_000_000_000,
+        sched_latency={"channel": CHANNEL, "network": more},
+        throttling=Throttling(120, 70, 1_650_000_000),
+        lost={"interval_began_before_window": 23, "inconsistent_state": 4},
+    )
+    printer = IntervalLines()
+    assert printer.next_line(window).split("\n") == [
+        "     time    runs/s wait p50      p99      max threads p99 throttled   lost",
+        "   10.0 s       205   6.0 µs   8.0 µs  3.69 ms      590 µs    1.40 s     23",
+    ]
+    assert printer.next_line(later) == (
+        "   12.0 s       250   6.0 µs   8.0 µs  8.00 µs           -    250 ms      4"
+    )
+    assert printer.next_line(later) == (
+        "   12.0 s         0        -        -        -           -         0      0"
+    )
+
+
+def test_json_of_a_window(window: Window) -> None:
+    result = json.loads(json.dumps(window_json(window), allow_nan=False))
+    assert result["schema"] == "schedtrace.attach/1"
+    assert result["target"] == {
+        "pid": 1234,
+        "exe": "/opt/nats/nats-server",
+        "name": "nats-server",
+        "go_version": "go1.27.2",
+        "level": "full",
+        "mode": "casgstatus",
+        "symbols": "symtab",
+        "cgroup": {"path": POD, "hierarchy": "cpu,cpuacct", "id": 59, "cpu_quota_cores": 0.5},
+    }
+    assert result["window_seconds"] == 10.0
+    assert result["transitions"] == [
+        {"from": "running", "to": "waiting", "count": 2050},
+        {"from": "waiting", "to": "runnable", "count": 2046},
+    ]
+    channel = result["sched_latency"]["by_cause"]["channel"]
+    assert channel["count"] == 42
+    assert channel["sum_seconds"] == 150e-6
+    assert channel["p50_seconds"] == pytest.approx(1e-6 + 1e-6 * 21 / 40)
+    assert channel["p99_seconds"] == pytest.approx(16e-6 + 12.8e-6 * (0.99 * 42 - 40) / 2)
+    assert channel["max_seconds"] == 28.8e-6
+    buckets = {bucket["le"]: bucket["count"] for bucket in channel["buckets"]}
+    assert list(buckets) == [2**k / 1e6 for k in range(24)] + ["+Inf"]
+    assert [buckets[k] for k in (1e-6, 2e-6, 16e-6, 32e-6, "+Inf")] == [0, 40, 40, 42, 42]
+    assert result["sched_latency"]["count"] == 2046
+    assert result["sched_latency"]["sum_seconds"] == pytest.approx(19.15e-3)
+    assert result["threads"]["count"] == 12
+    assert result["threads"]["run_queue"]["count"] == 405
+    assert result["states"][0] == {"state": "waiting", "reason": "IO wait", "seconds": 410.0, "count": 99}
+    assert [entry["function"] for entry in result["top"]] == [
+        "github.com/nats-io/nats-server/v2/server.(*client).readLoop",
+        "main.main",
+    ]
+    assert result["top"][1]["runnable_seconds"] == 0.02
+    assert result["probes"][1] == {
+        "function": "runtime.casgstatus",
+        "site": "+0 push rbp",
+        "emulated": True,
+        "hits": 4096,
+    }
+    assert result["unseen"] == ["system calls: a goroutine in one counts as running"]
+    assert result["lost"] == {"interval_began_before_window": 23, "inconsistent_state": 0}
+    assert result["throttling"] == {"periods": 100, "throttled_periods": 62, "throttled_seconds": 1.4}
+    assert result["overhead_seconds"] == 0.021
+    assert result["ended"] == "the duration is over"
+
+
+def test_json_of_a_window_in_which_nothing_happened(window: Window) -> None:
+    result = json.loads(json.dumps(window_json(empty(window)), allow_nan=False))
+    nothing = result["sched_latency"]
+    assert (nothing["count"], nothing["sum_seconds"], nothing["p50_seconds"], nothing["max_seconds"]) == (
+        0,
+        0,
+        None,
+        None,
+    )
+    assert nothing["by_cause"] == {}
+    assert result["throttling"] is None
+    assert result["overhead_seconds"] is None
+    assert result["target"]["cgroup"]["cpu_quota_cores"] is None
+
+
+def test_every_key_of_the_json_is_documented(window: Window) -> None:
+    documented = (ROOT / "docs/json.md").read_text()
+
+    def keys(value: object) -> set[str]:
+        if isinstance(value, dict):
+            named = {"by_cause", "lost", "wait"}  # whose keys are names of causes and reasons
+            below = [keys(v) for k, v in value.items() if k not in named]
+            return set(value).union(*below)
+        if isinstance(value, list):
+            return set().union(*map(keys, value))
+        return set()
+
+    missing = {key for key in keys(window_json(window)) if f"`{key}`" not in documented}
+    assert missing == set()
