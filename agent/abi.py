@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from typing import ClassVar
 
 HISTOGRAM_SLOTS = 25
 REASON_COUNT = 64
@@ -63,23 +62,20 @@ class LostReason(enum.IntEnum):
     COUNT = 8
 
 
-Fields = ClassVar[list[tuple[str, type]]]
-
-
 class Histogram(ctypes.Structure):
     """struct histogram"""
 
-    _fields_: Fields = [
+    _fields_ = (
         ("slots", ctypes.c_uint64 * HISTOGRAM_SLOTS),
         ("sum_ns", ctypes.c_uint64),
         ("max_ns", ctypes.c_uint64),
-    ]
+    )
 
 
 class Target(ctypes.Structure):
     """struct target"""
 
-    _fields_: Fields = [
+    _fields_ = (
         ("attached_ns", ctypes.c_uint64),
         ("running_reasons", ctypes.c_uint64),
         ("sites", ctypes.c_uint64 * SITE_LIMIT),
@@ -95,44 +91,45 @@ class Target(ctypes.Structure):
         ("coroutine_reason", ctypes.c_uint8),
         ("padding", ctypes.c_uint8 * 3),
         ("cause_of_reason", ctypes.c_uint8 * REASON_COUNT),
-    ]
+    )
 
 
 class GoroutineKey(ctypes.Structure):
     """struct goroutine_key"""
 
-    _fields_: Fields = [("g", ctypes.c_uint64), ("tgid", ctypes.c_uint32), ("padding", ctypes.c_uint32)]
+    _fields_ = (("g", ctypes.c_uint64), ("tgid", ctypes.c_uint32), ("padding", ctypes.c_uint32))
+
+
+TOTALS = (
+    "goroutines",
+    "exits",
+    "parks",
+    "readies",
+    "runs",
+    "preempted",
+    "yielded",
+    "switches",
+    "syscalls",
+    "runnable_ns",
+    "running_ns",
+    "waiting_ns",
+    "syscall_ns",
+    "max_runnable_ns",
+    "max_waiting_ns",
+)
+"""The fields of struct totals."""
 
 
 class Totals(ctypes.Structure):
     """struct totals"""
 
-    _fields_: Fields = [
-        (name, ctypes.c_uint64)
-        for name in (
-            "goroutines",
-            "exits",
-            "parks",
-            "readies",
-            "runs",
-            "preempted",
-            "yielded",
-            "switches",
-            "syscalls",
-            "runnable_ns",
-            "running_ns",
-            "waiting_ns",
-            "syscall_ns",
-            "max_runnable_ns",
-            "max_waiting_ns",
-        )
-    ]
+    _fields_ = tuple((name, ctypes.c_uint64) for name in TOTALS)
 
 
 class Goroutine(ctypes.Structure):
     """struct goroutine"""
 
-    _fields_: Fields = [
+    _fields_ = (
         ("since_ns", ctypes.c_uint64),
         ("start_pc", ctypes.c_uint64),
         ("state", ctypes.c_uint8),
@@ -142,19 +139,19 @@ class Goroutine(ctypes.Structure):
         ("switched", ctypes.c_uint8),
         ("padding", ctypes.c_uint8 * 3),
         ("totals", Totals),
-    ]
+    )
 
 
 class FunctionKey(ctypes.Structure):
     """struct function_key"""
 
-    _fields_: Fields = [("start_pc", ctypes.c_uint64), ("slot", ctypes.c_uint32), ("padding", ctypes.c_uint32)]
+    _fields_ = (("start_pc", ctypes.c_uint64), ("slot", ctypes.c_uint32), ("padding", ctypes.c_uint32))
 
 
 class TargetStats(ctypes.Structure):
     """struct target_stats"""
 
-    _fields_: Fields = [
+    _fields_ = (
         ("transitions", ctypes.c_uint64 * (GoroutineState.COUNT * GoroutineState.COUNT)),
         ("sched_latency", Histogram * WakeCause.COUNT),
         ("wait", Histogram * REASON_COUNT),
@@ -166,17 +163,17 @@ class TargetStats(ctypes.Structure):
         ("lost", ctypes.c_uint64 * LostReason.COUNT),
         ("cgroup_id", ctypes.c_uint64),
         ("executions", ctypes.c_uint64),
-    ]
+    )
 
 
 class Thread(ctypes.Structure):
     """struct thread"""
 
-    _fields_: Fields = [
+    _fields_ = (
         ("runnable_since_ns", ctypes.c_uint64),
         ("slot", ctypes.c_uint32),
         ("on_cpu", ctypes.c_uint32),
-    ]
+    )
 
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
 from schedtrace import abi, calibrate, cgroups, join, tracefs
@@ -51,8 +52,10 @@ class Watch:
         only = self.process.pid if _others_run(self.process.identity, self.process.pid) else -1
         self._session.attach(executable_fd, sites, only)
         if not self.process.still_same():
-            raise NotTraceable(f"process {self.process.pid} ({self.process.name}) exited or executed another program "
-                               "while it was being attached to")
+            raise NotTraceable(
+                f"process {self.process.pid} ({self.process.name}) exited or executed another program "
+                "while it was being attached to"
+            )
         layout = self.plan.layout
         self._reasons = layout.wait_reasons if layout else ()
         record = target_record(
@@ -61,7 +64,9 @@ class Watch:
             stale_reasons=bool(layout and layout.minor <= _STALE_REASONS_UNTIL),
         )
         if len(self.plan.probes) >= abi.SITE_LIMIT:
-            raise AttachFailed(f"{len(self.plan.probes)} probes are more than the {abi.SITE_LIMIT - 1} that one target can have")
+            raise AttachFailed(
+                f"{len(self.plan.probes)} probes are more than the {abi.SITE_LIMIT - 1} that one target can have"
+            )
         for i, probe in enumerate(self.plan.probes):
             record.sites[i] = self._bias + probe.vaddr
         self._throttled_before = self._cgroups.cpu_stat()
@@ -181,16 +186,18 @@ def _open_executable(process: Process) -> int:
     try:
         return os.open(process.exe_path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise NotTraceable(f"can't open the executable of process {process.pid} ({process.name}): {error.strerror}") from None
+        raise NotTraceable(
+            f"can't open the executable of process {process.pid} ({process.name}): {error.strerror}"
+        ) from None
 
 
 def _others_run(identity: ExecutableIdentity, pid: int) -> bool:
-    """Does another process run the same executable? Then the breakpoints are confined to the target's memory, which costs
-    the target 20-30 % more a hit; otherwise they would cost the others ten times that."""
+    """Does another process run the same executable? Then the breakpoints are confined to the target's memory. That
+    costs the target 20-30 % more a hit, and the others nothing."""
     for entry in os.listdir("/proc"):  # noqa: PTH208
         if entry.isdigit() and int(entry) != pid:
             with suppress(OSError):
-                status = os.stat(f"/proc/{entry}/exe")
+                status = Path(f"/proc/{entry}/exe").stat()
                 if (status.st_dev, status.st_ino) == (identity.device, identity.inode):
                     return True
     return False

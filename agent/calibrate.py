@@ -23,7 +23,7 @@ _LOOPS = 400
 _HITS_PER_LOOP = 3
 _G_SIZE = 4096
 
-CASGSTATUS = ("on_casgstatus",) * _HITS_PER_LOOP
+CASGSTATUS = ("on_casgstatus", "on_casgstatus", "on_casgstatus")
 FUNCTIONS = ("on_park_m", "on_ready", "on_execute")
 
 
@@ -38,7 +38,8 @@ class _Code:
 
 
 def _amd64() -> _Code:
-    # push rbx; loop: mov rax, rdi; { mov ebx, old; mov ecx, new; push rbp; pop rbp } x 3; dec rsi; jne loop; pop rbx; ret
+    # push rbx; loop: mov rax, rdi; { mov ebx, old; mov ecx, new; push rbp; pop rbp } x 3; dec rsi; jne loop;
+    # pop rbx; ret
     text = b"\x53"
     loop = len(text)
     text += b"\x48\x89\xf8"
@@ -50,7 +51,9 @@ def _amd64() -> _Code:
         text += b"\x55\x5d"
     text += b"\x48\xff\xce"
     text += b"\x75" + (loop - len(text) - 2).to_bytes(1, "little", signed=True)
-    return _Code(text + b"\x5b\xc3", (emulated[0], emulated[1], emulated[2]), (stepped[0], stepped[1], stepped[2]))
+    return _Code(
+        text + b"\x5b\xc3", (emulated[0], emulated[1], emulated[2]), (stepped[0], stepped[1], stepped[2])
+    )
 
 
 def _arm64() -> _Code:
@@ -113,7 +116,14 @@ def _map_code(fd: int) -> int:
     Python's own mmap gives no address of a read-only one."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
     address = libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, fd, 0)
     if address in (None, ctypes.c_void_p(-1).value):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

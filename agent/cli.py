@@ -56,7 +56,9 @@ def schedtrace() -> None:
     ],
 )
 @click.argument("pid", type=click.IntRange(min=1))
-@click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds to watch; without, until Ctrl-C.")
+@click.option(
+    "--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds to watch; without, until Ctrl-C."
+)
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1),

@@ -1,9 +1,9 @@
 """Latency histograms: from the slots that BPF counts in to buckets and quantiles. Pure.
 
-A histogram has 25 slots. Slot ``k`` < 24 counts values in ``(2**(k-1), 2**k]`` microseconds (slot 0: all up to 1 µs);
-slot 24 counts what is longer than 2**23 µs (8.39 s) and is shown only as +Inf. The sum is the true sum of the values and
-the maximum the true maximum, both in nanoseconds: neither is estimated from the slots. The same is written down for the
-kernel's side in ``bpf/types.h``.
+A histogram has 25 slots. Slot ``k`` < 24 counts values in ``(2**(k-1), 2**k]`` microseconds (slot 0: all up to
+1 µs); slot 24 counts what is longer than 2**23 µs (8.39 s) and is shown only as +Inf. The sum is the true sum of the
+values and the maximum the true maximum, both in nanoseconds: neither is estimated from the slots. The same is written
+down for the kernel's side in ``bpf/types.h``.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ LOST_NAMES: Mapping[abi.LostReason, str] = {
     abi.LostReason.LIST_TOO_LONG: "ready_list_too_long",
     abi.LostReason.BEGAN_BEFORE: "interval_began_before_window",
 }
-_TOTALS = tuple(name for name, _ in abi.Totals._fields_)
 _STATE = abi.GoroutineState
 
 
@@ -92,9 +91,9 @@ def function_totals(
 
     def add(start_pc: int, totals: Any, alive: int, open_state_ns: Mapping[str, int]) -> None:
         name = (name_of(start_pc) if start_pc else None) or UNKNOWN_FUNCTION
-        into = sums.setdefault(name, dict.fromkeys((*_TOTALS, "alive"), 0))
+        into = sums.setdefault(name, dict.fromkeys((*abi.TOTALS, "alive"), 0))
         into["alive"] += alive
-        for field in _TOTALS:
+        for field in abi.TOTALS:
             value = int(totals[field]) + open_state_ns.get(field, 0)
             into[field] = max(into[field], value) if field.startswith("max_") else into[field] + value
 
@@ -112,7 +111,7 @@ def function_totals(
         members = group == i
         totals = {
             field: int((np.max if field.startswith("max_") else np.sum)(goroutines["totals"][field][members]))
-            for field in _TOTALS
+            for field in abi.TOTALS
         }
         open_state_ns = {
             field: int(open_ns[members & (goroutines["state"] == state)].sum())
@@ -124,7 +123,7 @@ def function_totals(
             function=name,
             goroutines=t["alive"] + t["exits"],
             created=t["goroutines"],
-            **{field: t[field] for field in _TOTALS if field != "goroutines"},
+            **{field: t[field] for field in abi.TOTALS if field != "goroutines"},
         )
         for name, t in sums.items()
     )
@@ -146,17 +145,19 @@ def counts(snapshot: Any, reasons: Sequence[str], name_of: Callable[[int], str |
             if n
         },
         sched_latency={
-            cause: h for cause, r in zip(CAUSES, stats["sched_latency"], strict=True) if (h := histogram(r)).count
+            cause: h
+            for cause, r in zip(CAUSES, stats["sched_latency"], strict=True)
+            if (h := histogram(r)).count
         },
-        wait={
-            reason_name(reasons, i): h for i, r in enumerate(stats["wait"]) if (h := histogram(r)).count
-        },
+        wait={reason_name(reasons, i): h for i, r in enumerate(stats["wait"]) if (h := histogram(r)).count},
         states=state_times(stats, snapshot.goroutines, snapshot.time_ns, reasons),
         functions=function_totals(snapshot.functions, snapshot.goroutines, snapshot.time_ns, name_of),
         run_queue=histogram(stats["run_queue"]),
         hits=tuple(int(n) for n in stats["hits"]),
         foreign_hits=snapshot.foreign_hits,
-        lost={name: int(stats["lost"][reason]) for reason, name in LOST_NAMES.items() if stats["lost"][reason]},
+        lost={
+            name: int(stats["lost"][reason]) for reason, name in LOST_NAMES.items() if stats["lost"][reason]
+        },
         goroutines=len(snapshot.goroutines),
         cgroup_id=int(stats["cgroup_id"]),
         executions=int(stats["executions"]),

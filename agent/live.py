@@ -1,4 +1,5 @@
-"""``schedtrace attach`` on the screen: a table that renews itself on a terminal, plain lines into a pipe, one JSON object.
+"""``schedtrace attach`` on the screen: a table that renews itself on a terminal, plain lines into a pipe, or one JSON
+object.
 
 Ctrl-C, SIGTERM, the end of the duration and the end of the target all lead to the same summary.
 """
@@ -67,7 +68,7 @@ def attach(
     console = Console(highlight=False)
     with _stop_signals(), Watch(pid, syscalls=syscalls, max_goroutines=max_goroutines) as watch:
         if as_json:
-            ended = _until_end(watch, duration_seconds, interval_seconds, lambda window: None)
+            ended = _until_end(watch, duration_seconds, interval_seconds, lambda _window: None)
         elif console.is_terminal and not console.is_dumb_terminal:
             with Live(console=console, refresh_per_second=4, screen=False, transient=True) as screen:
                 ended = _until_end(

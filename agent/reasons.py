@@ -88,8 +88,8 @@ def reason_name(reasons: Sequence[str], number: int) -> str:
 def target_record(offsets: Mapping[str, int], reasons: Sequence[str], *, stale_reasons: bool) -> Target:
     """The BPF side's record of a target, but for its slot.
 
-    ``offsets`` maps "g.waitreason" and so on to bytes; one that is missing is not read. ``stale_reasons``: Go up to 1.19
-    doesn't store a reason before it runs on the system stack, so that no reason can be trusted to say so.
+    ``offsets`` maps "g.waitreason" and so on to bytes; one that is missing is not read. ``stale_reasons``: Go up to
+    1.19 doesn't store a reason before it runs on the system stack, so that no reason can be trusted to say so.
     """
 
     def offset(name: str) -> int:

@@ -4,8 +4,8 @@ A :class:`Session` compiles bpf/, checks that the structs BCC derived are those 
 programs, attaches them and reads the maps. It knows addresses, offsets and numbers; names are given in
 :mod:`schedtrace.join`.
 
-How a uprobe gets into the kernel: through perf's uprobe PMU where CAP_SYS_ADMIN is at hand; else BCC falls back to a line
-in tracefs' uprobe_events. Both take the file by inode: /proc/self/fd/N of an executable that is held open reaches
+How a uprobe gets into the kernel: through perf's uprobe PMU where CAP_SYS_ADMIN is at hand; else BCC falls back to a
+line in tracefs' uprobe_events. Both take the file by inode: /proc/self/fd/N of an executable that is held open reaches
 binaries that were deleted, replaced, or lie in another mount namespace.
 """
 
@@ -273,14 +273,14 @@ def struct_difference(derived: Any, ours: Any, name: str = "") -> str:
     if ctypes.sizeof(derived) != ctypes.sizeof(ours):
         return f"{name or 'size'}: {ctypes.sizeof(derived)} bytes, expected {ctypes.sizeof(ours)}"
     if hasattr(ours, "_length_"):
-        return struct_difference(derived._type_, ours._type_, name)  # noqa: SLF001
+        return struct_difference(derived._type_, ours._type_, name)
     if not hasattr(ours, "_fields_"):
         return ""
-    theirs = [field[0] for field in derived._fields_]  # noqa: SLF001
-    expected = [field[0] for field in ours._fields_]  # noqa: SLF001
+    theirs = [field[0] for field in derived._fields_]
+    expected = [field[0] for field in ours._fields_]
     if theirs != expected:
         return f"{name or 'fields'}: {theirs}, expected {expected}"
-    for (field, kind), (_, wanted) in zip(derived._fields_, ours._fields_, strict=True):  # noqa: SLF001
+    for (field, kind), (_, wanted) in zip(derived._fields_, ours._fields_, strict=True):
         if getattr(derived, field).offset != getattr(ours, field).offset:
             return f"{name}.{field}: offset {getattr(derived, field).offset}"
         difference = struct_difference(kind, wanted, f"{name}.{field}")
@@ -305,7 +305,7 @@ def _import_bcc() -> Any:
 
 @contextmanager
 def _explained(what: str, kind: type[SchedtraceError]) -> Iterator[None]:
-    """Turn a failure inside BCC into one line. libbcc writes the reason to file descriptor 2, which is caught here."""
+    """Turn a failure inside BCC into one line. libbcc writes the reason to file descriptor 2: it is caught here."""
     with tempfile.TemporaryFile() as caught:
         kept = os.dup(2)
         os.dup2(caught.fileno(), 2)

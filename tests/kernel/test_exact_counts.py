@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+
 from schedtrace.attach import Watch
 from schedtrace.plan import make_plan
 from schedtrace.window import FunctionTotals, Window
-
 from tests.workload import Workload, binary
 from tools import pgo, toolchains
 
@@ -43,9 +43,9 @@ def _assert_exact(window: Window) -> None:
     assert window.lost.get("inconsistent_state", 0) == 0
     assert not {k for k in window.lost if k != "interval_began_before_window"}
     # every other goroutine is named
-    assert all(f.function.startswith(("main.", "runtime.", "os/signal.", "runtime/")) for f in window.functions), [
-        f.function for f in window.functions
-    ]
+    assert all(
+        f.function.startswith(("main.", "runtime.", "os/signal.", "runtime/")) for f in window.functions
+    ), [f.function for f in window.functions]
 
 
 @pytest.mark.parametrize("strip", [False, True], ids=["plain", "stripped"])

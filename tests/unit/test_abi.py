@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from elftools.dwarf.die import DIE
 from elftools.elf.elffile import ELFFile
+
 from schedtrace import abi, histogram
 from schedtrace.session import struct_difference
 
@@ -95,7 +96,7 @@ def test_every_struct_and_enum_of_types_h_has_a_twin() -> None:
 
 def test_constants_are_those_of_types_h(tmp_path: Path) -> None:
     names = ("HISTOGRAM_SLOTS", "REASON_COUNT", "REASON_UNKNOWN", "OFFSET_UNKNOWN", "SITE_LIMIT")
-    (tmp_path / "constants.c").write_text('#include "types.h"\n' + "".join(f"@ \"{n}\" {n}\n" for n in names))
+    (tmp_path / "constants.c").write_text('#include "types.h"\n' + "".join(f'@ "{n}" {n}\n' for n in names))
     output = subprocess.run(
         ["gcc", "-E", "-P", f"-I{BPF}", f"-I{BPF}/headers/include", tmp_path / "constants.c"],
         capture_output=True,

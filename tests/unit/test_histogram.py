@@ -1,4 +1,4 @@
-"""Buckets and quantiles, against prometheus_client's own histogram and numpy; the slot rule against the BPF code itself."""
+"""Buckets and quantiles, against prometheus_client's own histogram and numpy; the slot rule against the BPF code."""
 
 import ctypes
 import math
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry, Histogram as PrometheusHistogram
+from prometheus_client import CollectorRegistry
+from prometheus_client import Histogram as PrometheusHistogram
+
 from schedtrace.histogram import BOUNDS_SECONDS, SLOTS, Histogram, total
 
 BPF = Path(__file__).parents[2] / "bpf"
@@ -31,7 +33,18 @@ def bpf_slot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], int]:
     )
     library = folder / "slot.so"
     subprocess.run(
-        ["gcc", "-O2", "-shared", "-fPIC", "-nostdinc", f"-I{BPF}", f"-I{BPF}/headers/include", "slot.c", "-o", library],
+        [
+            "gcc",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            "-nostdinc",
+            f"-I{BPF}",
+            f"-I{BPF}/headers/include",
+            "slot.c",
+            "-o",
+            library,
+        ],
         cwd=folder,
         check=True,
         timeout=60,
@@ -90,13 +103,17 @@ def test_quantiles_lie_in_the_slot_of_the_true_one(q: float) -> None:
     estimate = _of(values).quantile_seconds(q)
     assert estimate is not None
     slot = _slot(true_ns)
-    assert (BOUNDS_SECONDS[slot - 1] if slot else 0) <= estimate <= min(BOUNDS_SECONDS[slot], max(values) / 1e9)
+    assert (
+        (BOUNDS_SECONDS[slot - 1] if slot else 0) <= estimate <= min(BOUNDS_SECONDS[slot], max(values) / 1e9)
+    )
 
 
 def test_quantiles_of_few_values() -> None:
     assert Histogram().quantile_seconds(0.5) is None
     assert _of([3_000]).quantile_seconds(1.0) == 3e-06
-    assert _of([10**11]).quantile_seconds(0.5) == pytest.approx(54.19, abs=0.01)  # between 8.39 s and the maximum
+    assert _of([10**11]).quantile_seconds(0.5) == pytest.approx(
+        54.19, abs=0.01
+    )  # between 8.39 s and the maximum
 
 
 def test_difference_of_two_snapshots() -> None:

@@ -1,11 +1,17 @@
 """Wait reasons: every one of every Go version has a meaning, and the same one whatever its number."""
 
-
 import pytest
+
 from schedtrace.abi import OFFSET_UNKNOWN, REASON_UNKNOWN, WakeCause
 from schedtrace.reasons import really_runs, reason_name, target_record, wake_cause
 
-GO_1_27 = ("", "GC assist marking", "IO wait", "dumping heap") + ("",) * 10 + ("sleep",) + ("",) * 23 + ("coroutine",)
+GO_1_27 = (
+    ("", "GC assist marking", "IO wait", "dumping heap")
+    + ("",) * 10
+    + ("sleep",)
+    + ("",) * 23
+    + ("coroutine",)
+)
 
 
 @pytest.mark.parametrize(
