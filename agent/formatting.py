@@ -51,9 +51,11 @@ def count(number: int) -> str:
 
 
 def amount(number: float) -> str:
-    """A number of cores or goroutines that needn't be whole: "0", "0.004", "0.31", "12.4", "1,234"."""
+    """A number of cores or goroutines that needn't be whole: "0", "< 0.001", "0.004", "0.31", "12.4", "1,234"."""
     if number == 0:
         return "0"
+    if number < 0.0005:
+        return "< 0.001"
     decimals = 3 if number < 0.0995 else 2 if number < 9.995 else 1 if number < 999.5 else 0
     return f"{number:,.{decimals}f}"
 
@@ -104,9 +106,7 @@ def heading(title: str, remark: str = "") -> Text:
 def paragraph(text: str, style: str = "", bullet: str = "") -> Text:
     """Text folded at :data:`WIDTH`, indented; behind ``bullet``, if there is one."""
     first, rest = _INDENT + bullet, _INDENT + " " * len(bullet)
-    folded = textwrap.fill(
-        printable(text), WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
-    )
+    folded = textwrap.fill(printable(text), WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
     return Text(folded, style)
 
 
