@@ -160,7 +160,7 @@ def _identified(data: memoryview) -> bytes:
 
 def _check_end(data: memoryview, end: int, what: str) -> None:
     if end > len(data):
-        raise NotTraceable(f"truncated: {what} ends at byte {end}, the file at {len(data)}")
+        raise NotTraceable(f"truncated: the file ends at byte {len(data)}, {what} at {end}")
 
 
 def _records(
@@ -192,8 +192,8 @@ def _segments(data: memoryview, program_headers: list[dict[str, int]]) -> tuple[
     for one, following in itertools.pairwise(segments):
         if one.vaddr + one.memory_size > following.vaddr:
             raise NotTraceable(f"damaged: segments overlap at {following.vaddr:#x}")
-    if not any(segment.file_size for segment in segments):
-        raise NotTraceable("nothing to load: no segment has content (a file of debug symbols only?)")
+    if not any(segment.executable and segment.file_size for segment in segments):
+        raise NotTraceable("no code in it (a file of debug symbols only?)")
     if sum(segment.file_size for segment in segments) > 2 * len(data):
         # A linker places each byte once. Refusing more bounds the time of every search through the segments.
         raise NotTraceable("damaged: its segments share their content")
