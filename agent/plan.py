@@ -253,7 +253,8 @@ class _Planner:
     def _add_other_transitions(self, writer: StatusWriter, own: OneTransition) -> None:
         """What else a function does that is probed at its entry for its own transition."""
         for call in writer.calls:
-            if self._states(writer.function, call) != (own.old, own.new):
+            states = self._states(writer.function, call)
+            if None not in states and states != (own.old, own.new):
                 self._add_site(writer.function, "on_casgstatus", self._site_of(writer.function, call))
         for swap in writer.swaps:
             # A wake by park_m or the scheduler comes before a run, and on_execute makes up for it.

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from capstone import x86_const
 
+from schedtrace.errors import NotTraceable
 from schedtrace.symbols.binary import Arch, Binary
 from schedtrace.symbols.function import Function
 from schedtrace.symbols.instructions import (
@@ -106,12 +107,12 @@ def call_sites(binary: Binary, function: Function) -> tuple[Call, ...]:
 def site_of_call(binary: Binary, function: Function, call: Call, callee: str) -> Site:
     """The site of one of ``function``'s calls, of the function named ``callee``. There the callee's
     arguments are in their registers, and a probe is hit once for each time the call is made. Raises
-    ValueError if no instruction starts there."""
+    NotTraceable if no instruction starts there."""
     for instruction in instructions(binary, function):
         if instruction.vaddr == call.vaddr:
             site = _site(binary, function, instruction)
             return replace(site, instruction=f"{instruction.mnemonic} {callee}")
-    raise ValueError(f"{function.name} has no instruction at {call.vaddr:#x}")
+    raise NotTraceable(f"{binary.path}: damaged: {function.name} has no instruction at {call.vaddr:#x}")
 
 
 def constant_arguments(binary: Binary, function: Function, call: Call, count: int) -> tuple[int | None, ...]:

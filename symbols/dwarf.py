@@ -7,6 +7,7 @@ then reads that one entry, its members and the types they lead to. Holds for 1.1
 (1.25 and later), linked by Go or by gcc, sections compressed or not.
 """
 
+import bisect
 import io
 import struct
 import zlib
@@ -16,7 +17,6 @@ from itertools import islice
 
 from elftools.common.exceptions import DWARFError, ELFError
 from elftools.construct import ConstructError
-from elftools.dwarf.compileunit import CompileUnit
 from elftools.dwarf.die import DIE
 from elftools.dwarf.dwarfinfo import DebugSectionDescriptor, DwarfConfig, DWARFInfo
 
@@ -27,7 +27,7 @@ _COMPRESSION_HEADER = struct.Struct("<IIQQ")  # Elf64_Chdr: type, reserved, size
 _ELFCOMPRESS_ZLIB = 1
 # About what can be decompressed and searched in 0.3 s. Kubernetes' largest programs have some 40 MB.
 _MAX_INFO_SIZE = 64 << 20
-_MAX_ABBREV_SIZE = 8 << 20
+_MAX_ABBREV_SIZE = 256 << 10
 _MAX_UNITS = 200_000
 _MAX_CANDIDATES = 64
 _MAX_MEMBERS = 1024
@@ -63,23 +63,21 @@ def read_structs(binary: Binary, wanted: Mapping[str, Iterable[str]]) -> dict[st
     no DWARF, more than can be searched quickly, or a damaged one.
     """
     try:
-        info = _open(binary)
-        if info is None:
+        entries = _open(binary)
+        if entries is None:
             return {}
-        dwarf, content = info
-        units = _Units(dwarf, content)
         found = {}
         for name, fields in wanted.items():
-            die = _find_struct(units, content, name)
+            die = _find_struct(entries, name)
             if die is not None:
-                offsets = {field: offset for field in fields if (offset := _offset(die, field)) is not None}
+                offsets = {f: offset for f in fields if (offset := _offset(entries, die, f)) is not None}
                 found[name] = Struct(die.attributes["DW_AT_byte_size"].value, offsets)
         return found
     except _DAMAGED:
         return {}
 
 
-def _open(binary: Binary) -> tuple[DWARFInfo, bytes] | None:
+def _open(binary: Binary) -> "_Entries | None":
     content = _section(binary, ".debug_info", _MAX_INFO_SIZE)
     abbreviations = _section(binary, ".debug_abbrev", _MAX_ABBREV_SIZE)
     if content is None or abbreviations is None:
@@ -97,7 +95,7 @@ def _open(binary: Binary) -> tuple[DWARFInfo, bytes] | None:
         debug_abbrev_sec=described(".debug_abbrev", abbreviations),
         **absent,
     )
-    return dwarf, content
+    return _Entries(dwarf, content)
 
 
 def _section(binary: Binary, name: str, limit: int) -> bytes | None:
@@ -136,45 +134,71 @@ def _inflate(content: memoryview, size: int, limit: int) -> bytes | None:
     return data if len(data) == size else None
 
 
-class _Units:
-    """Which compile unit an offset of .debug_info belongs to."""
+class _Entries:
+    """Random access to the entries of .debug_info."""
 
     def __init__(self, dwarf: DWARFInfo, content: bytes) -> None:
+        self.content = content
         self._dwarf = dwarf
-        self._content = content
-        self.stream = io.BytesIO(content)
+        self._stream = io.BytesIO(content)
+        self._starts = list(islice(_unit_starts(content), _MAX_UNITS))
+        self._members: dict[int, dict[str, DIE]] = {}
 
-    def containing(self, offset: int) -> CompileUnit | None:
-        for start, end in islice(self._bounds(), _MAX_UNITS):
-            if start <= offset < end:
-                return self._dwarf.get_CU_at(start)
+    def at(self, offset: int) -> DIE:
+        """The entry at ``offset``; raises one of _DAMAGED if there can be none."""
+        start = self._starts[bisect.bisect_right(self._starts, offset) - 1]
+        return DIE(self._dwarf.get_CU_at(start), self._stream, offset)
+
+    def members(self, struct_die: DIE) -> Mapping[str, DIE]:
+        """A struct's members by name: the entries behind it. None has entries of its own below."""
+        known = self._members.get(struct_die.offset)
+        if known is not None:
+            return known
+        found = self._members[struct_die.offset] = {}
+        offset = struct_die.offset + struct_die.size
+        for _ in range(_MAX_MEMBERS):
+            die = self.at(offset)
+            if die.tag != "DW_TAG_member" or die.has_children:
+                break
+            found.setdefault(_name(die), die)
+            offset += die.size
+        return found
+
+    def type_of(self, die: DIE) -> DIE | None:
+        """The struct that a member or a typedef is of; None if it is of anything else."""
+        for _ in range(_MAX_TYPEDEFS):
+            reference = die.attributes["DW_AT_type"]
+            within_unit = reference.form != "DW_FORM_ref_addr"
+            die = self.at(reference.value + (die.cu.cu_offset if within_unit else 0))
+            if die.tag == "DW_TAG_structure_type":
+                return die
+            if die.tag != "DW_TAG_typedef":
+                return None
         return None
 
-    def _bounds(self) -> Iterator[tuple[int, int]]:
-        start = 0
-        while start + 4 <= len(self._content):
-            (length,) = struct.unpack_from("<I", self._content, start)
-            if length >= 0xFFFFFFF0:  # 64-bit DWARF: Go writes none
-                return
-            yield start, start + 4 + length
-            start += 4 + length
+
+def _unit_starts(content: bytes) -> Iterator[int]:
+    start = 0
+    while start + 4 <= len(content):
+        (length,) = struct.unpack_from("<I", content, start)
+        if length >= 0xFFFFFFF0:  # 64-bit DWARF: Go writes none
+            return
+        yield start
+        start += 4 + length
 
 
-def _find_struct(units: _Units, content: bytes, name: str) -> DIE | None:
+def _find_struct(entries: _Entries, name: str) -> DIE | None:
     needle = name.encode() + b"\0"
     position = 0
     for _ in range(_MAX_CANDIDATES):
-        position = content.find(needle, position + 1)
+        position = entries.content.find(needle, position + 1)
         if position <= 0:
             return None
-        start = position - 1  # the abbreviation code; Go's table has fewer than 128, so it is one byte
-        if content[start] >= 0x80:
-            continue
-        unit = units.containing(start)
-        if unit is None:
+        # Right before is the abbreviation code; Go's table has fewer than 128, so it is one byte.
+        if entries.content[position - 1] >= 0x80:
             continue
         try:
-            die = DIE(unit, units.stream, start)
+            die = entries.at(position - 1)
         except _DAMAGED:
             continue  # these bytes were part of another entry
         if die.tag == "DW_TAG_structure_type" and _name(die) == name and "DW_AT_byte_size" in die.attributes:
@@ -187,25 +211,14 @@ def _name(die: DIE) -> str:
     return attribute.value.decode("utf-8", "replace") if attribute else ""
 
 
-def _offset(struct_die: DIE, path: str) -> int | None:
+def _offset(entries: _Entries, struct_die: DIE, path: str) -> int | None:
     first, _, rest = path.partition(".")
-    for member in islice(struct_die.iter_children(), _MAX_MEMBERS):
-        if member.tag == "DW_TAG_member" and _name(member) == first:
-            offset = int(member.attributes["DW_AT_data_member_location"].value)
-            if not rest:
-                return offset
-            inner = _struct_type(member)
-            further = None if inner is None else _offset(inner, rest)
-            return None if further is None else offset + further
-    return None
-
-
-def _struct_type(member: DIE) -> DIE | None:
-    die = member
-    for _ in range(_MAX_TYPEDEFS):
-        die = die.get_DIE_from_attribute("DW_AT_type")
-        if die.tag == "DW_TAG_structure_type":
-            return die
-        if die.tag != "DW_TAG_typedef":
-            return None
-    return None
+    member = entries.members(struct_die).get(first)
+    if member is None:
+        return None
+    offset = int(member.attributes["DW_AT_data_member_location"].value)
+    if not rest:
+        return offset
+    inner = entries.type_of(member)
+    further = None if inner is None else _offset(entries, inner, rest)
+    return None if further is None else offset + further

@@ -50,7 +50,7 @@ ARGUMENTS = {
 GOROUTINE = {Arch.AMD64: _amd64_register("14"), Arch.ARM64: _arm64_register(28)}
 
 # Longer than any function of the runtime by far; more is a damaged or hostile function table.
-_MAX_FUNCTION_SIZE = 65536
+_MAX_FUNCTION_SIZE = 32768
 
 
 class Flow(enum.Enum):
@@ -146,7 +146,7 @@ def _register(arch: Arch, name: str) -> Register:
     return next((register for register in known if name in register), frozenset({name}))
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=8)
 def _decode(arch: Arch, code: bytes, vaddr: int) -> tuple[Instruction, ...]:
     flow_of = _amd64_flow if arch is Arch.AMD64 else _arm64_flow
     decoded = []

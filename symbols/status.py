@@ -15,16 +15,20 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
+from schedtrace.errors import NotTraceable
 from schedtrace.symbols.binary import Arch, Binary
 from schedtrace.symbols.code import Call
 from schedtrace.symbols.function import Function
 from schedtrace.symbols.instructions import Instruction, Register, constant_before, instructions
 
 _CHUNK = 4 << 20
-_OVERLAP = 16  # longest pattern
+_LEAD = 64  # longer than any pattern
+_MAX_HITS = 50_000
+_MAX_WRITERS = 256
 # lock; REX?; 0f b1 /r with a 32-bit displacement; a SIB byte if the base is rsp or r12.
 _WITH_SIB = bytes(range(0x84, 0xC0, 8))
 _WITHOUT_SIB = bytes(modrm for modrm in range(0x80, 0xC0) if modrm not in _WITH_SIB)
@@ -37,6 +41,7 @@ _CMPXCHG = re.compile(
     re.DOTALL,
 )
 _ADD_DISTANCE = 8  # words between the add that makes the address and the casal
+_Hit = TypeVar("_Hit")
 # Transitions between plain states that casgstatus makes: (old, new).
 _TRANSITIONS = frozenset(
     {(1, 2), (2, 1), (2, 3), (2, 4), (2, 6), (3, 1), (3, 2), (4, 1), (4, 2), (6, 1), (6, 4)}
@@ -90,12 +95,14 @@ def find_status_writes(
         function = function_at(vaddr)
         if function is None or not function.name.startswith("runtime."):
             return None
+        if len(functions) == _MAX_WRITERS:
+            raise NotTraceable(f"{binary.path}: damaged: too many functions change a goroutine's status")
         return functions.setdefault(function.name, function)
 
-    for vaddr in _calls(binary, *text, casgstatus.vaddr):
+    for vaddr in _limited(binary, _calls(binary, *text, casgstatus.vaddr)):
         if function := owner(vaddr):
             calls.setdefault(function.name, []).append(Call(vaddr, casgstatus.vaddr))
-    for vaddr, at in _swaps(binary, *text) if offset else ():
+    for vaddr, at in _limited(binary, _swaps(binary, *text)) if offset else ():
         if at in (offset, None) and (function := owner(vaddr)):
             swap = _swap(binary, function, vaddr)
             if at == offset or _looks_like_status(function, swap):
@@ -106,6 +113,13 @@ def find_status_writes(
         if name in calls or name in swaps
     }
     return StatusWrites(offset, writers)
+
+
+def _limited(binary: Binary, hits: Iterator[_Hit]) -> Iterator[_Hit]:
+    for count, hit in enumerate(hits):
+        if count == _MAX_HITS:
+            raise NotTraceable(f"{binary.path}: damaged: code that no compiler makes")
+        yield hit
 
 
 def _looks_like_status(function: Function, swap: Swap) -> bool:
@@ -157,9 +171,13 @@ def _swaps(binary: Binary, start: int, end: int) -> Iterator[tuple[int, int | No
     """(address, offset from the base pointer, None if it does not show) of 32-bit compare-and-swaps."""
     find = _arm64_swaps if binary.arch is Arch.ARM64 else _amd64_swaps
     for vaddr in range(start, end, _CHUNK):
-        for place, offset in find(binary.view(vaddr, min(_CHUNK + _OVERLAP, end - vaddr))):
-            if place < _CHUNK:
-                yield vaddr + place, offset
+        before = (
+            _LEAD if vaddr > start else 0
+        )  # what an instruction at the border refers to, and the rest of it
+        view = binary.view(vaddr - before, min(before + _CHUNK + _LEAD, end - vaddr + before))
+        for place, offset in find(view):
+            if before <= place < before + _CHUNK:
+                yield vaddr - before + place, offset
 
 
 def _amd64_swaps(code: memoryview) -> Iterator[tuple[int, int | None]]:
