@@ -35,9 +35,9 @@ lint: types
 
 # mypy finds packages by folder name: links give agent/ and symbols/ the names they are imported by.
 types:
-	@rm -rf build/types && mkdir -p build/types/schedtrace
-	@ln -s $(CURDIR)/agent/*.py $(CURDIR)/agent/py.typed build/types/schedtrace
-	@ln -s $(CURDIR)/symbols $(CURDIR)/bpf build/types/schedtrace
+	@mkdir -p build/types/schedtrace
+	@ln -sfn $(CURDIR)/agent/*.py $(CURDIR)/agent/py.typed $(CURDIR)/symbols $(CURDIR)/bpf build/types/schedtrace
+	@find build/types -xtype l -delete
 
 packages:
 	@tools/system_packages.sh $(RUN_PACKAGES)

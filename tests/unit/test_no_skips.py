@@ -22,10 +22,17 @@ def run(folder: Path, *arguments: str, required: bool) -> subprocess.CompletedPr
     """pytest on the copy of our conftest.py in that folder."""
     shutil.copy(ROOT / "tests/conftest.py", folder / "conftest.py")
     env = {key: value for key, value in os.environ.items() if key not in ("CI", "SCHEDTRACE_REQUIRE_KERNEL")}
-    env |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | (
-        {"CI": "true"} if required else {}
-    )
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", folder, *arguments]
+    env |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | ({"CI": "true"} if required else {})
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        folder,
+        *arguments,
+    ]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
@@ -36,9 +43,7 @@ def test_skip_is_a_failure_where_it_may_not_be(source: str, tmp_path: Path) -> N
     assert allowed.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), allowed.stdout
     assert "1 skipped" in allowed.stdout
     forbidden = run(tmp_path, required=True)
-    assert forbidden.returncode in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED), (
-        forbidden.stdout
-    )
+    assert forbidden.returncode in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED), forbidden.stdout
     assert "left out where nothing may be" in forbidden.stdout
 
 
