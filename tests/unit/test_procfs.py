@@ -120,7 +120,7 @@ def test_threads_cpu_time_and_descriptors_are_read_anew() -> None:
         thread.join()
         for descriptor in descriptors_made:
             os.close(descriptor)
-        await_true(lambda: process.thread_ids() == threads)
+        await_true(lambda: thread.native_id not in process.thread_ids())
 
 
 def test_schedstat_of_every_thread() -> None:
@@ -136,7 +136,7 @@ def test_schedstat_of_every_thread() -> None:
         after = process.schedstats()
     stop.set()
     thread.join()
-    assert set(after) == {int(name) for name in before} == {threading.get_native_id(), thread.native_id}
+    assert {threading.get_native_id(), thread.native_id} <= set(before) & set(after)
     ran_ns = after[threading.get_native_id()].run_ns - before[threading.get_native_id()].run_ns
     assert ran_ns == pytest.approx(used_ns, rel=0.2)
     assert thread.native_id is not None
