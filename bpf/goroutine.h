@@ -290,7 +290,7 @@ static __always_inline void make(struct hit *hit, __u64 gp, struct goroutine *g,
 			g->totals.preempted++;
 		else if (move.cause == CAUSE_YIELDED)
 			g->totals.yielded++;
-		else if (move.cause == CAUSE_SYSCALL)
+		else if (from == STATE_SYSCALL)
 			g->totals.syscalls++;
 		g->cause = move.cause;
 	} else if (to == STATE_WAITING) {
@@ -335,8 +335,8 @@ static __always_inline int park(struct hit *hit, __u64 gp, struct move *move)
 	return !(hit->target->running_reasons & (1ULL << (move->reason & (REASON_COUNT - 1))));
 }
 
-/* Running -> runnable by its own wish or not. preemptone sets g.preempt and only execute clears it; Gosched's own stack
- * check would have caught a request made before, so that the two are mistaken only if one arrives within nanoseconds. */
+/* Running -> runnable by its own wish or not. preemptone sets g.preempt and only execute clears it. A goroutine that yields
+ * while it is asked to (Gosched makes no stack check of its own) grants the request: that counts as preempted. */
 static __always_inline int give_up_processor(struct hit *hit, __u64 gp, struct move *move)
 {
 	move->from = STATE_RUNNING;
@@ -372,6 +372,16 @@ static __always_inline int leave_syscall(struct goroutine *g, struct move *move)
 	return g->state == STATE_SYSCALL || g->state == STATE_UNSEEN;
 }
 
+/* Back from a system call, and no P is free. The goroutine was running before if the call was not seen (no probes on
+ * system calls), or if its end has been: from Go 1.26 exitsyscall moves to running first. */
+static __always_inline int return_without_p(struct goroutine *g, struct move *move)
+{
+	move->from = g->state == STATE_RUNNING ? STATE_RUNNING : STATE_SYSCALL;
+	move->to = STATE_RUNNABLE;
+	move->cause = CAUSE_SYSCALL;
+	return 1;
+}
+
 /* What casgstatus(gp, from, to) means. */
 static __always_inline int understand(struct hit *hit, __u64 gp, struct goroutine *g, struct move *move)
 {
@@ -393,10 +403,7 @@ static __always_inline int understand(struct hit *hit, __u64 gp, struct goroutin
 			move->cause = CAUSE_NEW;
 			return 1;
 		}
-		/* back from a system call without a P; since Go 1.26 the status is running by then */
-		move->from = STATE_SYSCALL;
-		move->cause = CAUSE_SYSCALL;
-		return 1;
+		return return_without_p(g, move);
 	}
 	if (from == STATE_RUNNING && to == STATE_WAITING)
 		return park(hit, gp, move);

@@ -231,9 +231,8 @@ int on_exitsyscall_nop(struct pt_regs *ctx)
 
 	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
-	move = (struct move){ .from = STATE_SYSCALL, .to = STATE_RUNNABLE, .cause = CAUSE_SYSCALL };
 	g = follow(&hit, gp);
-	if (g)
+	if (g && return_without_p(g, &move))
 		make(&hit, gp, g, move);
 	return 0;
 }
