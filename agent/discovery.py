@@ -4,6 +4,7 @@ One look over /proc. Executables are told apart by device and inode, so that a n
 of one binary reads that binary once.
 """
 
+import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from schedtrace.errors import NotTraceable, PermissionDenied
 from schedtrace.procfs import CAP_SYS_PTRACE, Process, effective_capabilities, open_process
 
 FULL = "full"
+
+_BUILD_INFORMATION = b"\xff Go buildinf:"  # debug/buildinfo
+_BUILD_INFORMATION_ALIGN = 16
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,19 @@ def look_at(path: str) -> GoBinary | None:
     be read."""
     try:
         return GoBinary(plan.make_plan(path).go_version, FULL, "")
-    except NotTraceable:
-        return None
+    except NotTraceable as error:
+        if not _has_build_information(path):
+            return None
+        return GoBinary("unknown", "", str(error).removeprefix(f"{path}: "))
+
+
+def _has_build_information(path: str) -> bool:
+    """Did Go's linker (1.13 and newer) leave its mark? Tells a Go program that is refused from all others."""
+    with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        at = content.find(_BUILD_INFORMATION)
+        while at >= 0 and at % _BUILD_INFORMATION_ALIGN:
+            at = content.find(_BUILD_INFORMATION, at + 1)
+        return at >= 0
 
 
 def scan(look: Callable[[str], GoBinary | None] = look_at) -> Scan:
@@ -94,7 +109,8 @@ class _Scanner:
                 return None
             with open_process(pid) as process:
                 binary = self._binary_of(process)
-                return None if binary is None else self._describe(process, binary)
+                found = None if binary is None else self._describe(process, binary)
+                return found if process.still_same() else None
         except (FileNotFoundError, ProcessLookupError, NotTraceable):
             pass  # a kernel thread, or it has gone
         except (OSError, PermissionDenied):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.cgroups import read_membership, read_mounts
-from schedtrace.discovery import FULL, GoBinary, GoProcess, _gomaxprocs, scan
+from schedtrace.discovery import FULL, GoBinary, GoProcess, _gomaxprocs, look_at, scan
 
 GO = GoBinary("go1.27.3", FULL, "")
 REFUSED = GoBinary("go1.19.8", "", "casgstatus is nowhere to be found")
@@ -86,7 +86,7 @@ def test_a_deleted_binary_is_still_read(programs: Programs) -> None:
     assert (found[pid].name, found[pid].exe) == ("app", str(app))
 
 
-def test_a_process_that_executes_another_program_meanwhile_is_left_out(programs: Programs) -> None:
+def test_a_process_that_ends_meanwhile_is_left_out(programs: Programs) -> None:
     app = programs.add("app", GO)
     pid = programs.run(app)
 
@@ -94,6 +94,7 @@ def test_a_process_that_executes_another_program_meanwhile_is_left_out(programs:
         binary = programs.look(path)
         if path == f"/proc/{pid}/exe":
             os.kill(pid, 9)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         return binary
 
     assert pid not in {process.pid for process in scan(look_too_late).processes}
@@ -125,3 +126,18 @@ def test_gomaxprocs_as_the_runtime_takes_it(text: str, number: int | None) -> No
 
 def test_gomaxprocs_not_set() -> None:
     assert _gomaxprocs({}) is None
+
+
+def test_a_go_program_that_is_refused_is_told_from_all_others(tmp_path: Path) -> None:
+    mark = b"\xff Go buildinf:"
+    marked, misplaced = tmp_path / "marked", tmp_path / "misplaced"
+    content = Path("/bin/cat").read_bytes()
+    content += bytes(-len(content) % 16)
+    marked.write_bytes(content + b"x" + mark + mark[:1] + mark)  # at 1 and at 16 behind an aligned offset
+    misplaced.write_bytes(content + b"x" + mark)
+    assert look_at("/bin/cat") is None
+    assert look_at(str(misplaced)) is None
+    binary = look_at(str(marked))
+    assert binary is not None
+    assert (binary.go_version, binary.level) == ("unknown", "")
+    assert binary.obstacle.startswith("not a Go program")
