@@ -149,16 +149,21 @@ class Binary:
         """The first and the last ``size`` bytes of the file, where packers leave their marks."""
         return bytes(self._data[:size]), bytes(self._data[-size:])
 
+    def forget(self, vaddr: int, size: int) -> None:
+        """Drop these bytes' pages from the process's memory; they come back when they are looked at again."""
+        start = self.file_offset(vaddr) // mmap.PAGESIZE * mmap.PAGESIZE
+        self._mapping.madvise(mmap.MADV_DONTNEED, start, min(size, len(self._data) - start))
+
     @property
     def relocations(self) -> RelativeRelocations:
         """The RELATIVE relocations; none where the file is not position independent.
 
-        Raises NotTraceable if the file names a table that it doesn't have.
+        Raises NotTraceable if the file names a table that it doesn't have, or one larger than any program's.
         """
         if self._relocations is None:
             if self.position_independent:
                 kind = _RELATIVE[self.arch]
-                self._relocations = RelativeRelocations.read(self.dynamic, self.view, kind)
+                self._relocations = RelativeRelocations.read(self.path, self.dynamic, self.view, kind)
             else:
                 self._relocations = RelativeRelocations.none()
         return self._relocations

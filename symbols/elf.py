@@ -26,9 +26,7 @@ _ELFCLASS64, _ELFDATA2LSB = 2, 1
 _NT_GNU_BUILD_ID = 3
 
 _HEADER_SIZE = 64
-_HEADER = struct.Struct(
-    "<HH12xQQ6xHHHHH"
-)  # e_type, e_machine, e_phoff, e_shoff, e_phentsize ... from byte 16
+_HEADER = struct.Struct("<HH12xQQ6xHHHHH")  # e_type, e_machine, e_phoff, e_shoff, e_phentsize ... from byte 16
 _PROGRAM_HEADER = np.dtype(
     [
         ("type", "<u4"),
@@ -61,6 +59,7 @@ _MAX_SECTION_NAME = 256
 _MAX_NOTES_SIZE = 65536
 _MAX_NOTE_SEGMENTS = 16
 _PAGE_SIZE = 4096  # the smallest page of both architectures
+_MAX_LOADED_SIZE = 2 << 30  # code and data reach each other by 32-bit signed offsets
 _ADDRESS_LIMIT = 1 << 56  # user space ends here on amd64 with five-level page tables, lower elsewhere
 
 
@@ -163,9 +162,7 @@ def _check_end(data: memoryview, end: int, what: str) -> None:
         raise NotTraceable(f"truncated: the file ends at byte {len(data)}, {what} at {end}")
 
 
-def _records(
-    data: memoryview, kind: np.dtype[Any], offset: int, count: int, what: str
-) -> list[dict[str, int]]:
+def _records(data: memoryview, kind: np.dtype[Any], offset: int, count: int, what: str) -> list[dict[str, int]]:
     _check_end(data, offset + count * kind.itemsize, what)
     names = kind.names or ()
     rows = np.frombuffer(data, kind, count, offset).tolist()
@@ -194,15 +191,16 @@ def _segments(data: memoryview, program_headers: list[dict[str, int]]) -> tuple[
             raise NotTraceable(f"damaged: segments overlap at {following.vaddr:#x}")
     if not any(segment.executable and segment.file_size for segment in segments):
         raise NotTraceable("no code in it (a file of debug symbols only?)")
-    if sum(segment.file_size for segment in segments) > 2 * len(data):
-        # A linker places each byte once. Refusing more bounds the time of every search through the segments.
+    # What follows bounds the time of every search through the segments.
+    size = sum(segment.file_size for segment in segments)
+    if size > 2 * len(data):
         raise NotTraceable("damaged: its segments share their content")
+    if size > _MAX_LOADED_SIZE:
+        raise NotTraceable(f"{size >> 20} MiB to load: more than a Go program can have")
     return tuple(segments)
 
 
-def _sections(
-    data: memoryview, offset: int, entry_size: int, count: int, names_index: int
-) -> tuple[Section, ...]:
+def _sections(data: memoryview, offset: int, entry_size: int, count: int, names_index: int) -> tuple[Section, ...]:
     # A count of 0 with an offset would mean more than 65,279 sections, with the count in the first of
     # them: no linked program has that, so it reads as none.
     if offset == 0 or count == 0:
@@ -233,9 +231,7 @@ def _sections(
     return tuple(sections)
 
 
-def _build_id(
-    data: memoryview, program_headers: list[dict[str, int]], sections: tuple[Section, ...]
-) -> str | None:
+def _build_id(data: memoryview, program_headers: list[dict[str, int]], sections: tuple[Section, ...]) -> str | None:
     """The GNU build id in hex: from the notes that are loaded, else from its own section."""
     places = [(h["offset"], h["file_size"]) for h in program_headers if h["type"] == PT_NOTE]
     places = places[:_MAX_NOTE_SEGMENTS]

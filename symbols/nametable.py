@@ -37,9 +37,7 @@ class NameTable:
                 return name.decode("utf-8", "replace")
             size *= 4
 
-    def matches(
-        self, offsets: npt.NDArray[np.uint32], names: Iterable[str]
-    ) -> dict[str, npt.NDArray[np.intp]]:
+    def matches(self, offsets: npt.NDArray[np.uint32], names: Iterable[str]) -> dict[str, npt.NDArray[np.intp]]:
         """For each of ``names`` that occurs, the ascending indices into ``offsets`` of its entries.
 
         ``offsets``: where each entry's name starts in the table; any order, repeats and nonsense allowed.

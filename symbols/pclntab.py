@@ -38,6 +38,7 @@ _HEADER_SIZE = 72  # of the larger form: magic and sizes, then eight words
 _TEXT_WORD = 24
 _MAGIC_UP_TO_1_15 = 0xFFFFFFFB
 _MAX_TABLES = 64
+_MAX_FUNCTIONS = 4_000_000  # the largest programs have some hundred thousand; a lie costs at most 100 MB
 _OUTSIDE = np.uint32(0xFFFFFFFF)
 
 
@@ -94,9 +95,7 @@ class Pclntab:
         if len(tables) == 1:
             return tables[0]
         if tables:
-            raise NotTraceable(
-                f"{binary.path}: has {len(tables)} Go function tables, all of which look in use"
-            )
+            raise NotTraceable(f"{binary.path}: has {len(tables)} Go function tables, all of which look in use")
         if magics == {_MAGIC_UP_TO_1_15}:
             raise NotTraceable(f"{binary.path}: built with Go 1.15 or older; Go 1.17 or newer is needed")
         raise damage or NotTraceable(f"{binary.path}: {why_not_go(binary)}")
@@ -118,7 +117,7 @@ class Pclntab:
         if not 0 < names <= names_end <= files <= pc_data <= functab < size:
             raise self._damaged("parts out of order")
         entry_size = 16 if form.has_absolute_pcs else 8
-        if not 0 < self.function_count < (size - functab) // entry_size:
+        if not 0 < self.function_count < min((size - functab) // entry_size, _MAX_FUNCTIONS):
             raise self._damaged(f"{self.function_count} functions don't fit in it")
         self._names_vaddr = vaddr + names
         self._names = NameTable(binary.view(vaddr + names, names_end - names))

@@ -12,10 +12,13 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from schedtrace.errors import NotTraceable
+
 _DT_NULL, _DT_RELA, _DT_RELASZ, _DT_RELAENT = 0, 7, 8, 9
 _DYNAMIC_ENTRY = np.dtype([("tag", "<u8"), ("value", "<u8")])
 _RELA = np.dtype([("vaddr", "<u8"), ("info", "<u8"), ("addend", "<u8")])
 _MAX_DYNAMIC_ENTRIES = 4096
+_MAX_RELOCATIONS = 4_000_000  # the largest programs have a million
 
 
 class RelativeRelocations:
@@ -31,16 +34,20 @@ class RelativeRelocations:
         return cls(np.empty(0, np.uint64), np.empty(0, np.uint64))
 
     @classmethod
-    def read(cls, dynamic: memoryview, view: Callable[[int, int], memoryview], kind: int) -> Self:
+    def read(cls, path: str, dynamic: memoryview, view: Callable[[int, int], memoryview], kind: int) -> Self:
         """From the dynamic segment's bytes; ``view(vaddr, size)`` gives bytes, ``kind`` is RELATIVE's number.
 
-        Raises what ``view`` raises if the table isn't in the file.
+        Raises NotTraceable, naming ``path``, if the table is larger than any program's, and what ``view`` raises if
+        it isn't in the file.
         """
         entries = dynamic_entries(dynamic)
         start, size = entries.get(_DT_RELA, 0), entries.get(_DT_RELASZ, 0)
         if start == 0 or size < _RELA.itemsize or entries.get(_DT_RELAENT) != _RELA.itemsize:
             return cls.none()
-        table = np.frombuffer(view(start, size - size % _RELA.itemsize), _RELA)
+        count = size // _RELA.itemsize
+        if count > _MAX_RELOCATIONS:
+            raise NotTraceable(f"{path}: damaged: {count} relocations")
+        table = np.frombuffer(view(start, count * _RELA.itemsize), _RELA)
         relative = table["info"] == kind  # the upper half, a symbol's index, is 0 in a RELATIVE one
         vaddrs, targets = table["vaddr"][relative], table["addend"][relative]
         if bool(np.any(vaddrs[1:] < vaddrs[:-1])):
@@ -65,9 +72,7 @@ class RelativeRelocations:
 
     def vaddrs_of(self, target: int, limit: int = 64) -> list[int]:
         """Addresses of up to ``limit`` words that point to ``target``."""
-        return [
-            int(vaddr) for vaddr in self.vaddrs[np.flatnonzero(self.targets == np.uint64(target))[:limit]]
-        ]
+        return [int(vaddr) for vaddr in self.vaddrs[np.flatnonzero(self.targets == np.uint64(target))[:limit]]]
 
 
 def dynamic_entries(dynamic: memoryview) -> dict[int, int]:

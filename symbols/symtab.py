@@ -17,6 +17,7 @@ _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
 _MAX_SAME_NAME = 64
+_MAX_SYMBOLS = 4_000_000
 _ABI0 = ".abi0"
 
 
@@ -36,7 +37,7 @@ class Symtab:
                 continue
             content = binary.content(section)
             count = len(content) // _SYMBOL.itemsize
-            if count == 0 or section.link >= len(binary.section_table):
+            if not 0 < count <= _MAX_SYMBOLS or section.link >= len(binary.section_table):
                 continue
             names = binary.content(binary.section_table[section.link])
             if len(names):

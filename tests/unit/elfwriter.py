@@ -46,9 +46,7 @@ class Elf:
     contents: dict[int, bytes] = field(default_factory=dict)
     sections: list[_Section] = field(default_factory=list)
 
-    def load(
-        self, vaddr: int, content: bytes, flags: int = READ | EXECUTE, *, memory_size: int | None = None
-    ) -> None:
+    def load(self, vaddr: int, content: bytes, flags: int = READ | EXECUTE, *, memory_size: int | None = None) -> None:
         """A PT_LOAD segment with that content, zeroes behind it up to ``memory_size``."""
         self.contents[vaddr] = content
         self.program_headers.append((PT_LOAD, flags, vaddr, len(content), memory_size or len(content)))
@@ -323,9 +321,7 @@ def go_program(
         _fill(elf, places)
     elf.section(".text", base, text_end - base)
     if named_sections:
-        elf.section(
-            ".data.rel.ro.gopclntab" if position_independent else ".gopclntab", pclntab, len(table.content)
-        )
+        elf.section(".data.rel.ro.gopclntab" if position_independent else ".gopclntab", pclntab, len(table.content))
         elf.section(".go.module", moduledata, 552)
         if build_info:
             elf.section(".go.buildinfo", data, len(info))

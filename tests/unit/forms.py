@@ -2,11 +2,13 @@
 all."""
 
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.workload import binary
+from tools import toolchains
 
 _STATIC = ("-linkmode", "external", "-extldflags", "-static")
 _STATIC_PIE = ("-linkmode", "external", "-extldflags", "-static-pie")
@@ -37,6 +39,18 @@ def built(form: str, version: str) -> Path:
     """The program in that form, from that toolchain, from the cache if it is there."""
     name, flags = FORMS[form]
     return binary(name, version, **flags)
+
+
+def old_extension(version: str) -> Path:
+    """The Python extension "dockerfile", in Go and built as c-shared: 3.1.0 by Go 1.13.8, 3.2.0 by 1.17.1."""
+    package = f"dockerfile=={version}"
+
+    def fetch(folder: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary=:all:"]
+        toolchains.run([*pip, "--target", folder, package], what=f"fetch {package} from PyPI")
+
+    folder = toolchains.made_once(toolchains.cache_dir() / "wheel" / f"dockerfile-{version}", fetch)
+    return folder / "dockerfile.abi3.so"
 
 
 def without_sections(image: bytes) -> bytes:

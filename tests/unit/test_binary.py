@@ -29,9 +29,7 @@ def file_of(source: Path | tuple[str, str]) -> Path:
 
 
 def readelf(*arguments: str | Path) -> str:
-    done = subprocess.run(
-        ["readelf", "--wide", *map(str, arguments)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["readelf", "--wide", *map(str, arguments)], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return done.stdout
 
@@ -160,9 +158,7 @@ def test_pointers_are_the_addends_of_readelfs_relocations(form: str, version: st
             words = binary.pointers(first, count).tolist()
             for vaddr, word in zip(range(first, first + 8 * count, 8), words, strict=True):
                 assert word == addends.get(vaddr, int.from_bytes(binary.read(vaddr, 8), "little"))
-        assert binary.sections[".rela.dyn" if ".rela.dyn" in binary.sections else ".rela"].size >= 24 * len(
-            addends
-        )
+        assert binary.sections[".rela.dyn" if ".rela.dyn" in binary.sections else ".rela"].size >= 24 * len(addends)
 
 
 @pytest.mark.parametrize("form", ["pie", "cgo-pie", "static-pie"])
@@ -180,9 +176,7 @@ def test_pointers_are_what_the_loader_made_of_them(form: str, version: str) -> N
             bias = min(int(line.split("-")[0], 16) for line in maps if line.endswith(str(path)))
             bias -= binary.segments[0].vaddr & ~0xFFF
             # What is read-only after relocation: the program can't have changed it since.
-            (relro,) = re.findall(
-                r"GNU_RELRO +0x\w+ 0x(\w+) 0x\w+ 0x\w+ 0x(\w+)", readelf("--segments", path)
-            )
+            (relro,) = re.findall(r"GNU_RELRO +0x\w+ 0x(\w+) 0x\w+ 0x\w+ 0x(\w+)", readelf("--segments", path))
             start, size = (int(number, 16) for number in relro)
             places = [v for v in binary.relocations.vaddrs.tolist() if start <= v < start + size]
             assert len(places) > 100
@@ -328,9 +322,7 @@ def open_files() -> set[str]:
     ],
     ids=["folder", "FIFO", "socket", "loop", "device", "procfs", "sysfs", "nothing"],
 )  # fmt: skip
-def test_what_is_no_file_is_refused_at_once(
-    tmp_path: Path, make: Callable[[Path], object], reason: str
-) -> None:
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
     path = tmp_path / "it"
     make(path)
     assert refusal(path) == reason
@@ -341,16 +333,12 @@ def test_an_impossible_path_is_refused() -> None:
         Binary.open("/bin/l\0s")
 
 
-def test_without_the_right_to_read_it_says_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_right_to_read_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", denied)  # root, which may run this, is denied nothing
-    with pytest.raises(
-        PermissionDenied, match="no permission to read it; run as root, or with CAP_SYS_PTRACE"
-    ):
+    with pytest.raises(PermissionDenied, match="no permission to read it; run as root, or with CAP_SYS_PTRACE"):
         Binary.open(tmp_path / "file")
 
 

@@ -14,7 +14,7 @@ from schedtrace.symbols.binary import Binary
 from schedtrace.symbols.buildinfo import BuildInfo, GoVersion, read_buildinfo
 from tests.unit import elfwriter
 from tests.unit.elfwriter import GoProgram, go_program
-from tests.unit.forms import MATRIX, VERSIONS, built, without_sections
+from tests.unit.forms import MATRIX, VERSIONS, built, old_extension, without_sections
 from tests.workload import binary as workload
 from tools import toolchains
 
@@ -69,9 +69,7 @@ def test_quoted_settings_are_those_given() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("form", ["plain", "stripped", "pie", "cgo-pie"])
-def test_without_build_information_the_version_is_the_runtimes(
-    tmp_path: Path, form: str, version: str
-) -> None:
+def test_without_build_information_the_version_is_the_runtimes(tmp_path: Path, form: str, version: str) -> None:
     if (form, version) not in [*MATRIX, ("stripped", version)]:
         form = "plain"
     image = built(form, version).read_bytes()
@@ -109,9 +107,7 @@ def test_what_names_no_release_is_none(text: str) -> None:
 
 def opened(tmp_path: Path, content: GoProgram | bytes, *, with_sections: bool = True) -> Binary:
     path = tmp_path / "file"
-    path.write_bytes(
-        content if isinstance(content, bytes) else content.elf.to_bytes(with_sections=with_sections)
-    )
+    path.write_bytes(content if isinstance(content, bytes) else content.elf.to_bytes(with_sections=with_sections))
     return Binary.open(path)
 
 
@@ -154,9 +150,7 @@ MODULES = elfwriter.build_information("x", "path\tmain\nbuild\tCGO_ENABLED=0\n")
 
 @pytest.mark.parametrize("position_independent", [False, True])
 @pytest.mark.parametrize("with_sections", [False, True])
-@pytest.mark.parametrize(
-    ("modules", "settings"), [(MODULES, {"CGO_ENABLED": "0"}), (b"", {})], ids=["mod", "none"]
-)
+@pytest.mark.parametrize(("modules", "settings"), [(MODULES, {"CGO_ENABLED": "0"}), (b"", {})], ids=["mod", "none"])
 def test_go_1_17s_pointers_are_followed(
     tmp_path: Path,
     *,
@@ -168,6 +162,15 @@ def test_go_1_17s_pointers_are_followed(
     program = pointer_form("go1.17.13", modules, position_independent=position_independent)
     with opened(tmp_path, program, with_sections=with_sections) as binary:
         assert read_buildinfo(binary) == BuildInfo(GoVersion(17, "go1.17.13"), settings, ".go.buildinfo")
+
+
+def test_the_information_of_releases_with_pointers(tmp_path: Path) -> None:
+    library = old_extension("3.2.0")
+    check(library, ("go1.17.1", {}))
+    assert told_by_go(library) == ("go1.17.1", {})
+    assert refusal(tmp_path, old_extension("3.1.0").read_bytes()) == ("built with go1.13.8; Go 1.17 or newer is needed")
+    bare = without_sections(old_extension("3.1.0").read_bytes())
+    assert refusal(tmp_path, bare) == "built with go1.13.8; Go 1.17 or newer is needed"
 
 
 @pytest.mark.parametrize("version", ["go1.16.15", "go1.13.8", "go1.9"])

@@ -16,7 +16,7 @@ from schedtrace.symbols.pclntab import Pclntab
 from schedtrace.symbols.symtab import Symtab
 from tests.unit import elfwriter
 from tests.unit.elfwriter import Function, GoProgram, go_program
-from tests.unit.forms import LANDMARKS, MATRIX, VERSIONS, built, without_sections
+from tests.unit.forms import LANDMARKS, MATRIX, VERSIONS, built, old_extension, without_sections
 
 SHARED_NAMES = {"runtime.asmcgocall", "runtime.osyield", "runtime.reflectcall", "runtime/cgo.set_crosscall2"}
 SCHEDULER = [
@@ -153,6 +153,29 @@ def test_names_stay_readable_after_the_binary_is_closed() -> None:
     assert table.functions_named(["runtime.execute"]) == {"runtime.execute": execute}
 
 
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_library_that_go_1_17_built(tmp_path: Path, *, bare: bool) -> None:
+    library = old_extension("3.2.0")
+    shown = subprocess.run(["readelf", "--wide", "--dyn-syms", library], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    exported = {row[7]: int(row[1], 16) for row in rows if row[3:4] == ["FUNC"] and row[6] != "UND"}
+    path = tmp_path / "library"
+    path.write_bytes(without_sections(library.read_bytes()) if bare else library.read_bytes())
+    with Binary.open(path) as binary:
+        assert binary.position_independent
+        table = Pclntab.find(binary)
+        assert (table.oldest_minor, table.newest_minor) == (16, 17)
+        # Some of Go's functions are exported for cgo's sake.
+        go = {name: v for name, v in exported.items() if name.startswith(("_cgo_topo", "_cgo_pan", "cross", "_cgoexp"))}
+        assert len(go) == 6
+        assert {name: function.vaddr for name, function in table.functions_named(go).items()} == go
+        assert all(table.name_at(vaddr) == name for name, vaddr in go.items())
+        assert table.functions_named(SCHEDULER).keys() >= set(SCHEDULER) - {"runtime.entersyscallblock"}
+        ends = table.moduledata and (table.moduledata.min_pc_vaddr, table.moduledata.max_pc_vaddr)
+        functions = list(table)
+        assert ends == (functions[0].vaddr, functions[-1].vaddr + functions[-1].size)
+
+
 FORMATS = {"1.16": "go1.17.13", "1.18": "go1.19.8", "1.20": "go1.22.10"}
 SHAPES = [
     {"position_independent": independent, "named_sections": named_sections, "text_in_header": in_header,
@@ -166,18 +189,14 @@ SHAPES = [
 
 def opened(tmp_path: Path, content: GoProgram | bytes, *, with_sections: bool = True) -> Binary:
     path = tmp_path / "file"
-    path.write_bytes(
-        content if isinstance(content, bytes) else content.elf.to_bytes(with_sections=with_sections)
-    )
+    path.write_bytes(content if isinstance(content, bytes) else content.elf.to_bytes(with_sections=with_sections))
     return Binary.open(path)
 
 
 @pytest.mark.parametrize("with_sections", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(str(value) for value in shape.values()))
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_format_in_every_shape(
-    tmp_path: Path, form: str, shape: dict[str, bool], with_sections: bool
-) -> None:
+def test_every_format_in_every_shape(tmp_path: Path, form: str, shape: dict[str, bool], with_sections: bool) -> None:
     program = go_program(form, version=FORMATS[form], code_before_text=0x180, **shape)  # type: ignore[arg-type]
     with opened(tmp_path, program, with_sections=with_sections) as binary:
         table = Pclntab.find(binary)
@@ -261,12 +280,13 @@ def test_two_tables_in_use_are_not_chosen_between(tmp_path: Path) -> None:
 
 
 def test_go_1_15_is_named(tmp_path: Path) -> None:
+    reason = "built with Go 1.15 or older; Go 1.17 or newer is needed"
+    with Binary.open(old_extension("3.1.0")) as binary, pytest.raises(NotTraceable, match=reason):
+        Pclntab.find(binary)
     program = go_program("1.16", build_info=False)
     for start, content in program.elf.contents.items():
-        program.elf.contents[start] = content.replace(
-            b"\xfa\xff\xff\xff\0\0\x01\x08", b"\xfb\xff\xff\xff\0\0\x01\x08"
-        )
-    assert refusal(tmp_path, program) == "built with Go 1.15 or older; Go 1.17 or newer is needed"
+        program.elf.contents[start] = content.replace(b"\xfa\xff\xff\xff\0\0\x01\x08", b"\xfb\xff\xff\xff\0\0\x01\x08")
+    assert refusal(tmp_path, program) == reason
 
 
 def no_go() -> elfwriter.Elf:
@@ -304,9 +324,7 @@ def test_gccgo_is_named(tmp_path: Path) -> None:
     assert refusal(tmp_path, elf.to_bytes()) == reason
     elf = no_go()
     strings = b"\0libc.so.6\0libgo.so.21\0"
-    elf.load(
-        0x403000, struct.pack("<8Q", 1, 11, 5, 0x403040, 10, len(strings), 0, 0) + strings, elfwriter.READ
-    )
+    elf.load(0x403000, struct.pack("<8Q", 1, 11, 5, 0x403040, 10, len(strings), 0, 0) + strings, elfwriter.READ)
     elf.mark(elfwriter.PT_DYNAMIC, 0x403000, 64)
     assert refusal(tmp_path, elf.to_bytes(with_sections=False)) == reason
 
@@ -325,9 +343,7 @@ def test_gccgo_is_named(tmp_path: Path) -> None:
         (24, 0x403040, "its functions are not where code is"),
     ],
 )
-def test_a_damaged_table_is_refused_with_what_is_wrong(
-    tmp_path: Path, offset: int, value: int, reason: str
-) -> None:
+def test_a_damaged_table_is_refused_with_what_is_wrong(tmp_path: Path, offset: int, value: int, reason: str) -> None:
     program = go_program(code_before_text=0x100)
     (start,) = (s for s, c in program.elf.contents.items() if s <= program.pclntab_vaddr < s + len(c))
     content = bytearray(program.elf.contents[start])
@@ -354,8 +370,7 @@ def test_without_the_text_word_and_without_moduledata_nothing_is_guessed(tmp_pat
 
 def test_half_a_million_functions_take_little_time_and_memory(tmp_path: Path) -> None:
     functions = [
-        Function(f"example.com/module/package{i // 1000}.(*Type{i % 97}).Method{i}", 80)
-        for i in range(500_000)
+        Function(f"example.com/module/package{i // 1000}.(*Type{i % 97}).Method{i}", 80) for i in range(500_000)
     ]
     functions[250_000:250_000] = [Function(name) for name in SCHEDULER]
     path = tmp_path / "large"
