@@ -4,9 +4,10 @@ A :class:`Session` compiles bpf/, checks that the structs BCC derived are those 
 programs, attaches them and reads the maps. It knows addresses, offsets and numbers; names are given in
 :mod:`schedtrace.join`.
 
-How a uprobe gets into the kernel: through perf's uprobe PMU where CAP_SYS_ADMIN is at hand; else BCC falls back to a
-line in tracefs' uprobe_events. Both take the file by inode: /proc/self/fd/N of an executable that is held open reaches
-binaries that were deleted, replaced, or lie in another mount namespace.
+How a uprobe gets into the kernel: through a link of many (:mod:`schedtrace.uprobe_multi`, Linux 6.6); on older kernels
+through perf's uprobe PMU where CAP_SYS_ADMIN is at hand, else BCC falls back to a line in tracefs' uprobe_events. All
+take the file by inode: /proc/self/fd/N of an executable that is held open reaches binaries that were deleted, replaced,
+or lie in another mount namespace.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,11 +25,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from time import monotonic_ns
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from schedtrace import abi
+from schedtrace import abi, uprobe_multi
 from schedtrace.errors import AttachFailed, NodeUnsupported, SchedtraceError
 
 UPROBE_EVENTS = "uprobe_events"
@@ -79,7 +83,9 @@ class Session:
         differs from ours.
         """
         self._targets: dict[int, int] = {}
+        self._links: list[int] = []
         self._probe_fds: list[tuple[int, bytes]] = []
+        self._programs: dict[tuple[str, bool], int] = {}
         self._max_goroutines = max_goroutines
         self._max_functions = max_functions
         self._free_slots = list(range(max_targets))[::-1]
@@ -93,17 +99,30 @@ class Session:
         bpf_folder = Path(str(files("schedtrace.bpf")))
         os.environ["BCC_KERNEL_SOURCE"] = str(bpf_folder / "headers")
         bcc = _import_bcc()
-        self._lib = bcc.lib
+        self._bcc, self._lib = bcc, bcc.lib
+        self._multi = uprobe_multi.refusal() == 0
         flags = [f"-D{name}={value}" for name, value in sizes.items()]
         flags += [f"-DWITH_{program.upper()}" for program in programs]
-        with _explained("the kernel or BCC refuses the BPF programs", NodeUnsupported):
+        with _explained("the kernel or BCC refuses the BPF programs", NodeUnsupported), _uninterrupted():
             self._bpf = bcc.BPF(text=source_text(bpf_folder).encode(), cflags=flags)
-            self._programs = {p: self._bpf.load_func(p.encode(), bcc.BPF.KPROBE).fd for p in programs}
         try:
+            with _explained("the kernel refuses the BPF programs", NodeUnsupported):
+                for program in programs:
+                    self._program(program, multi=self._multi)
             self._check_structs()
-        except SchedtraceError:
+        except BaseException:
             self.close()
             raise
+
+    def _program(self, name: str, *, multi: bool) -> int:
+        """Descriptor of a loaded program. What it may be attached to is settled when it is loaded."""
+        if (name, multi) not in self._programs:
+            self._bpf.funcs.pop(name.encode(), None)  # BCC would hand out the one it has
+            attach_type = uprobe_multi.ATTACH_TYPE if multi else -1
+            self._programs[name, multi] = self._bpf.load_func(
+                name.encode(), self._bcc.BPF.KPROBE, attach_type=attach_type
+            ).fd
+        return self._programs[name, multi]
 
     def _table(self, name: str) -> Any:
         return self._bpf[name.encode()]
@@ -132,15 +151,23 @@ class Session:
 
         Raises AttachFailed; probes put in until then stay until :meth:`close`.
         """
+        path = f"/proc/self/fd/{executable_fd}"
+        if self._multi and (pid == _ANY_PROCESS or uprobe_multi.pid_filter_works()):
+            offsets: dict[str, list[int]] = {}
+            for site in sites:
+                offsets.setdefault(site.program, []).append(site.file_offset)
+            for program, file_offsets in offsets.items():
+                with _explained(f"can't put probe {program} at offsets {file_offsets}", AttachFailed):
+                    program_fd = self._program(program, multi=True)
+                    self._links.append(uprobe_multi.attach(program_fd, path, file_offsets, max(pid, 0)))
+            return
         inode = os.fstat(executable_fd).st_ino
-        path = f"/proc/self/fd/{executable_fd}".encode()
         for site in sites:
             # The name of a line in uprobe_events, where BCC falls back to it; BCC adds _bcc_<its pid>.
             name = f"p_schedtrace_{inode:x}_{site.file_offset:x}".encode()
             with _explained(f"can't put probe {site.program} at offset {site.file_offset:#x}", AttachFailed):
-                fd = self._lib.bpf_attach_uprobe(
-                    self._programs[site.program], _ENTRY, name, path, site.file_offset, pid
-                )
+                program_fd = self._program(site.program, multi=False)
+                fd = self._lib.bpf_attach_uprobe(program_fd, _ENTRY, name, path.encode(), site.file_offset, pid)
                 if fd < 0:
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             self._probe_fds.append((fd, name))
@@ -231,19 +258,26 @@ class Session:
 
     def close(self) -> None:
         """Take all probes out and free the maps. May be called twice."""
-        probes, self._probe_fds = self._probe_fds, []
-        if probes:
+        # BCC would take up what was left half done when Python ends, and close the same descriptors again.
+        with _uninterrupted():
+            links, self._links = self._links, []
+            probes, self._probe_fds = self._probe_fds, []
             # Taking a probe out waits for the kernel's grace periods (about 0.1 s): all at once, not in turn.
-            with ThreadPoolExecutor(len(probes)) as pool:
-                list(pool.map(lambda probe: self._lib.bpf_close_perf_event_fd(probe[0]), probes))
-            own_lines = _own_uprobe_lines()
-            for _, name in probes:
-                if f"{name.decode()}_bcc_{os.getpid()}" in own_lines:
-                    self._lib.bpf_detach_uprobe(name)
-        self._bpf.cleanup()
+            closing = [(os.close, link) for link in links]
+            closing += [(self._lib.bpf_close_perf_event_fd, fd) for fd, _ in probes]
+            if closing:
+                with ThreadPoolExecutor(min(len(closing), _CLOSERS)) as pool:
+                    list(pool.map(lambda task: task[0](task[1]), closing))
+            if probes:
+                own_lines = _own_uprobe_lines()
+                for _, name in probes:
+                    if f"{name.decode()}_bcc_{os.getpid()}" in own_lines:
+                        self._lib.bpf_detach_uprobe(name)
+            self._bpf.cleanup()
 
 
 _ENOENT = 2
+_CLOSERS = 256
 
 
 def source_text(folder: Path) -> str:
@@ -293,11 +327,12 @@ def _import_bcc() -> Any:
     try:
         import bcc
         import bcc.libbcc
-    except ImportError as error:
+    except (ImportError, OSError, AttributeError) as error:
+        # OSError: its library is missing; AttributeError: the library is another one
         raise NodeUnsupported(
             f"BCC's Python module can't be used ({error}): install the distribution's package "
-            "(Debian, Ubuntu: apt-get install python3-bpfcc) and run in a Python that sees it; the package bcc on PyPI is "
-            "another thing"
+            "(Debian, Ubuntu: apt-get install python3-bpfcc) and run in a Python that sees it; the package bcc on "
+            "PyPI is another thing"
         ) from None
     bcc.lib = bcc.libbcc.lib
     return bcc
@@ -319,6 +354,28 @@ def _explained(what: str, kind: type[SchedtraceError]) -> Iterator[None]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C and SIGTERM while something is done that must not stop half way; they count afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python runs the handlers of signals in its main thread
+        return
+    arrived: list[int] = []
+
+    def remember(number: int, _frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    ours = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not None]
+    before = {number: signal.signal(number, remember) for number in ours}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 def _own_uprobe_lines() -> str:
