@@ -7,21 +7,25 @@ deleted or replaced file, or another mount namespace, makes no difference), the 
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Self
 
 from schedtrace import abi, calibrate, cgroups, join, tracefs
-from schedtrace.errors import AttachFailed, NotTraceable
+from schedtrace.check import check_node
+from schedtrace.errors import AttachFailed, NodeUnsupported, NotTraceable, PermissionDenied, SchedtraceError
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
-from schedtrace.procfs import ExecutableIdentity, Process, open_process
+from schedtrace.procfs import ExecutableIdentity, Process, in_initial_pid_namespace, open_process
 from schedtrace.reasons import target_record
 from schedtrace.session import ProbeSite, Session
 from schedtrace.window import ProbeHits, Target, Throttling, Window
 
 LEVEL = "full"
 _STALE_REASONS_UNTIL = 19  # Go 1.19
+_EXEC_LOOK_SECONDS = 0.05
 
 
 class Watch:
@@ -31,19 +35,23 @@ class Watch:
         """Attach to process ``pid``. Raises the SchedtraceError that says why it can't be done."""
         with ExitStack() as stack:
             self.process = stack.enter_context(open_process(pid))
-            tracefs.ensure_mounted()
-            executable_fd = _open_executable(self.process)
+            _refuse_other_pid_namespace()
+            _remove_dead_lines(tracefs.ensure_mounted().path)
+            executable_fd = self.process.open_executable()
             stack.callback(os.close, executable_fd)
-            self.plan = make_plan(f"/proc/self/fd/{executable_fd}", syscalls=syscalls)
-            self._names = FunctionNames(f"/proc/self/fd/{executable_fd}")
+            path = f"/proc/self/fd/{executable_fd}"
+            with _naming_process(self.process, path):
+                self.plan = make_plan(path, syscalls=syscalls)
+            self._names = FunctionNames(path)
             stack.callback(self._names.close)
             self._bias = self.process.load_bias()
+            self._cgroups = _cgroups_of(self.process)
             programs = dict.fromkeys(probe.program for probe in self.plan.probes)
-            self._session = stack.enter_context(
-                Session(tuple(programs), max_targets=2, max_goroutines=max_goroutines)
-            )
-            self._cgroups = cgroups.read_membership(pid, cgroups.read_mounts())
-            self._attach(executable_fd)
+            with _explained_by_check():
+                self._session = stack.enter_context(
+                    Session(tuple(programs), max_targets=2, max_goroutines=max_goroutines)
+                )
+                self._attach(executable_fd)
             self._cost_ns = self._calibrate()
             self._stack = stack.pop_all()
 
@@ -51,11 +59,6 @@ class Watch:
         sites = [ProbeSite(probe.program, probe.file_offset) for probe in self.plan.probes]
         only = self.process.pid if _others_run(self.process.identity, self.process.pid) else -1
         self._session.attach(executable_fd, sites, only)
-        if not self.process.still_same():
-            raise NotTraceable(
-                f"process {self.process.pid} ({self.process.name}) exited or executed another program "
-                "while it was being attached to"
-            )
         layout = self.plan.layout
         self._reasons = layout.wait_reasons if layout else ()
         record = target_record(
@@ -72,6 +75,12 @@ class Watch:
         self._throttled_before = self._cgroups.cpu_stat()
         self._session.watch(self.process.pid, record)
         self._started_ns = record.attached_ns
+        # From here on the session itself notices when the process executes another program.
+        if not self.process.still_same():
+            raise NotTraceable(
+                f"process {self.process.pid} ({self.process.name}) exited or executed another program "
+                "while it was being attached to"
+            )
 
     def _calibrate(self) -> dict[bool, float] | None:
         """Cost of a hit in ns, by "is the probed instruction emulated"; None if it can't be measured here."""
@@ -85,11 +94,15 @@ class Watch:
 
     def ended(self, timeout_seconds: float) -> str:
         """Wait at most so long for the target to end; why it has, or nothing."""
-        if self.process.wait(timeout_seconds):
-            return f"the target (PID {self.process.pid}) exited"
-        if not self.process.still_same():
-            return f"the target (PID {self.process.pid}) executed another program"
-        return ""
+        deadline = monotonic() + timeout_seconds
+        while True:
+            left = max(deadline - monotonic(), 0)
+            if self.process.wait(min(left, _EXEC_LOOK_SECONDS)):
+                return f"the target (PID {self.process.pid}) exited"
+            if not self._session.is_watched(self.process.pid):
+                return f"the target (PID {self.process.pid}) executed another program"
+            if left <= _EXEC_LOOK_SECONDS:
+                return ""
 
     def stop(self) -> None:
         """Count no longer, so that what is read from now on stands still."""
@@ -130,7 +143,8 @@ class Watch:
 
     def _thread_count(self) -> int:
         with suppress(NotTraceable):
-            return len(self.process.thread_ids())
+            threads = len(self.process.thread_ids())
+            return threads if self.process.still_same() else 0
         return 0
 
     def _target(self, seen_cgroup_id: int) -> Target:
@@ -178,17 +192,53 @@ def plan_of(target: str, *, syscalls: bool) -> ProbePlan:
     """The plan for a PID (digits) or a file. Raises what :func:`open_process` and :func:`make_plan` raise."""
     if not target.isdigit():
         return make_plan(target, syscalls=syscalls)
-    with open_process(int(target)) as process:
+    with open_process(int(target)) as process, _naming_process(process, process.exe_path):
         return replace(make_plan(process.exe_path, syscalls=syscalls), path=process.exe)
 
 
-def _open_executable(process: Process) -> int:
+@contextmanager
+def _naming_process(process: Process, path: str) -> Iterator[None]:
+    """In errors about the file ``path``, which leads to the executable, name the process instead."""
     try:
-        return os.open(process.exe_path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise NotTraceable(
-            f"can't open the executable of process {process.pid} ({process.name}): {error.strerror}"
-        ) from None
+        yield
+    except SchedtraceError as error:
+        text = str(error).replace(path, f"{process.exe} (PID {process.pid})")
+        raise type(error)(text) from None
+
+
+@contextmanager
+def _explained_by_check() -> Iterator[None]:
+    """If loading or attaching fails and `schedtrace check` finds what is missing, say that: BCC names no capability."""
+    try:
+        yield
+    except (NodeUnsupported, AttachFailed):
+        report = check_node()
+        kind = PermissionDenied if report.exit_code == PermissionDenied.exit_code else NodeUnsupported
+        for finding in report.findings:
+            if finding.status == "missing" and finding.by_permission == (kind is PermissionDenied):
+                raise kind(f"{finding.name}: {finding.detail}; {finding.fix}") from None
+        raise
+
+
+def _refuse_other_pid_namespace() -> None:
+    if not in_initial_pid_namespace():
+        raise NodeUnsupported(
+            "this PID namespace is not the node's, so that BPF would see other PIDs than the ones given here: "
+            "run on the node itself, or in a pod with hostPID: true (docker run --pid=host)"
+        )
+
+
+def _remove_dead_lines(tracefs_path: str) -> None:
+    """Remove what killed sessions left in uprobe_events. It harms nobody, so that it may stay where we can't."""
+    with suppress(OSError):
+        tracefs.remove_lines(tracefs_path, tracefs.read_dead_lines(tracefs_path))
+
+
+def _cgroups_of(process: Process) -> cgroups.Membership:
+    try:
+        return cgroups.read_membership(process.pid, cgroups.read_mounts())
+    except (FileNotFoundError, ProcessLookupError):
+        raise NotTraceable(f"process {process.pid} ({process.name}) has exited") from None
 
 
 def _others_run(identity: ExecutableIdentity, pid: int) -> bool:

@@ -33,6 +33,7 @@ from schedtrace.proc_formats import (
 
 CAP_SYS_PTRACE = 19
 
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 _ELF64_ENTRY_OFFSET = 24
 _DELETED = " (deleted)"
@@ -141,6 +142,12 @@ class Process:
         )
         return same and not self.exited()
 
+    def open_executable(self) -> int:
+        """A descriptor of the executable, for reading. It leads to the same file whatever becomes of the
+        file's name and of the process. The caller closes it."""
+        with self._reading():
+            return os.open(self.exe_path, os.O_RDONLY | os.O_CLOEXEC)
+
     def thread_ids(self) -> tuple[int, ...]:
         """Thread ids in ascending order, in the caller's PID namespace."""
         with self._reading():
@@ -238,6 +245,11 @@ def open_process(pid: int) -> Process:
     except BaseException:
         pidfd.close()
         raise
+
+
+def in_initial_pid_namespace() -> bool:
+    """Does this process see the PIDs that the kernel itself uses, and BPF with it?"""
+    return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE  # noqa: PTH116
 
 
 def effective_capabilities() -> int:

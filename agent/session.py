@@ -190,6 +190,12 @@ class Session:
                 if key not in table:
                     table[key] = table.Leaf(0, slot, 0)
 
+    def is_watched(self, pid: int) -> bool:
+        """Is ``pid`` being counted? Not before :meth:`watch` and after :meth:`unwatch`, and no longer as soon as it
+        executes another program: the BPF program sees that first."""
+        table = self._table("targets")
+        return table.Key(pid) in table
+
     def unwatch(self, pid: int) -> None:
         """Count process ``pid`` no longer; what was counted can still be read."""
         with suppress(KeyError):
