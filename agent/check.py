@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Literal
 
-from schedtrace import tracefs, uprobe_pmu
+from schedtrace import tracefs, uprobe_multi, uprobe_pmu
 from schedtrace.cgroups import UNIFIED, layout, parse_cgroup, parse_mountinfo
 from schedtrace.errors import NodeUnsupported, PermissionDenied
 from schedtrace.proc_formats import parse_status
@@ -75,6 +75,7 @@ class _Node:
     capabilities: int
     seccomp: str
     mountinfo: str
+    multi_refusal: int
     pmu_refusal: int
 
     def may(self, *capabilities: int) -> bool:
@@ -92,12 +93,14 @@ class _Node:
 def check_node(
     root: str = "/",
     machine: str | None = None,
+    multi_refusal: Callable[[], int] = uprobe_multi.refusal,
     pmu_refusal: Callable[[str], int] = uprobe_pmu.refusal,
     find_spec: Callable[[str], ModuleSpec | None] = importlib.util.find_spec,
 ) -> NodeReport:
     """Look at this node. Raises OSError if /proc isn't there at all.
 
-    ``pmu_refusal`` and ``find_spec`` say what trying a uprobe and looking for a Python module gave.
+    ``multi_refusal``, ``pmu_refusal`` and ``find_spec`` say what trying a uprobe in two ways and looking for a Python
+    module gave.
     """
     folder = Path(root)
     status = parse_status((folder / "proc/self/status").read_bytes())
@@ -111,6 +114,7 @@ def check_node(
         capabilities=int(status["CapEff"], 16),
         seccomp=status.get("Seccomp", "0"),
         mountinfo=os.fsdecode((folder / "proc/self/mountinfo").read_bytes()),
+        multi_refusal=multi_refusal(),
         pmu_refusal=pmu_refusal(root),
     )
     return NodeReport(
@@ -267,6 +271,8 @@ def _mounted_tracefs(node: _Node, found: str) -> Iterator[Finding]:
 
 
 def _uprobes(node: _Node) -> Finding:
+    if node.multi_refusal == 0:
+        return Finding("uprobes", "ok", "through BPF links (uprobe_multi)")
     if node.pmu_refusal == 0:
         return Finding("uprobes", "ok", "through the perf uprobe PMU")
     found = tracefs.mount_point(node.mountinfo)

@@ -179,6 +179,8 @@ class Session:
         target.attached_ns = monotonic_ns()
         self._targets[pid] = target.slot
         table[table.Key(pid)] = table.Leaf.from_buffer_copy(bytes(target))
+        # Until now the target's own hits counted as those of a process nobody asked about.
+        self._foreign_before = self._foreign_hits()
         self._learn_threads(pid, target.slot)
 
     def _learn_threads(self, pid: int, slot: int) -> None:
@@ -208,10 +210,11 @@ class Session:
         keys, values = self._read_map("functions", abi.FunctionKey, abi.Totals, self._max_functions)
         ended = {int(k["start_pc"]): v for k, v in zip(keys, values, strict=True) if k["slot"] == slot}
         keys, values = self._read_map("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
-        foreign = self._read_per_cpu("foreign_hits", 0, np.dtype(np.uint64))
-        return Snapshot(
-            now_ns, self._read_stats(slot), ended, values[keys["tgid"] == pid], int(foreign.sum())
-        )
+        foreign = self._foreign_hits() - self._foreign_before
+        return Snapshot(now_ns, self._read_stats(slot), ended, values[keys["tgid"] == pid], foreign)
+
+    def _foreign_hits(self) -> int:
+        return int(self._read_per_cpu("foreign_hits", 0, np.dtype(np.uint64)).sum())
 
     def _read_per_cpu(self, table: str, index: int, dtype: Any) -> Array:
         buffer = np.zeros(_possible_cpus(), dtype)

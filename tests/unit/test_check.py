@@ -30,6 +30,7 @@ class Node:
     mounts: str = TRACEFS + CGROUP2
     cgroup: str = "0::/\n"
     memlock: str = "8388608"
+    multi_refusal: int = errno.EINVAL
     pmu_refusal: int = 0
     files: dict[str, str | None] = field(default_factory=dict)
     bcc_modules: tuple[str, ...] = ("__init__.py", "libbcc.py")
@@ -56,7 +57,11 @@ class Node:
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(self.pid_namespace)
         return check_node(
-            str(self.folder), self.machine, pmu_refusal=lambda _: self.pmu_refusal, find_spec=self.find_spec
+            str(self.folder),
+            self.machine,
+            multi_refusal=lambda: self.multi_refusal,
+            pmu_refusal=lambda _: self.pmu_refusal,
+            find_spec=self.find_spec,
         )
 
     def find_spec(self, name: str) -> ModuleSpec | None:
@@ -197,6 +202,11 @@ def test_a_tracepoint_less(node: Node) -> None:
     report = node.report()
     assert finding(report, "tracepoints").detail == "the kernel doesn't have sched/sched_wakeup_new"
     assert report.exit_code == 4
+
+
+def test_uprobes_through_links(node: Node) -> None:
+    node.multi_refusal, node.capabilities = 0, BPF | PERFMON | PTRACE
+    assert finding(node.report(), "uprobes").detail == "through BPF links (uprobe_multi)"
 
 
 def test_uprobes_through_tracefs(node: Node) -> None:
