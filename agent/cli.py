@@ -5,6 +5,7 @@ Commands import what they need when they run: ``--help``, and ``inspect`` on a l
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 USAGE_ERROR = 2
 INTERRUPTED = 130
 CLOSED_PIPE = 141
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Examples(click.Command):
@@ -143,19 +145,54 @@ def _print(listing: Listing, as_json: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Every error becomes one line on standard error."""
+    _open_standard_streams()
     try:
         result = schedtrace.main(arguments, prog_name="schedtrace", standalone_mode=False)
         sys.stdout.flush()
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return USAGE_ERROR
+    except click.ClickException as error:
+        return _refuse(_usage_error(error))
     except SchedtraceError as error:
-        print(f"schedtrace: {error}", file=sys.stderr)
-        return error.exit_code
+        return _refuse(error)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader has gone; the interpreter would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit) as error:  # click and rich make the second of the first
+        if isinstance(error, SystemExit) and not error.code:
+            return 0  # click has written a shell's completion
+        _write_no_more()
         return CLOSED_PIPE
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS:
+            raise
+        _write_no_more()
+        return _refuse(SchedtraceError(f"the output can't be written: {error.strerror}"))
     return result if isinstance(result, int) else 0
+
+
+def _refuse(error: SchedtraceError) -> int:
+    print(f"schedtrace: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _usage_error(error: click.ClickException) -> SchedtraceError:
+    where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "schedtrace"
+    refusal = SchedtraceError(f"{error.format_message().rstrip('.')} (see {where} --help)")
+    refusal.exit_code = USAGE_ERROR
+    return refusal
+
+
+def _open_standard_streams() -> None:
+    """Where standard streams were closed, put /dev/null in their place: a file opened later would get their number, and
+    be written to in their stead by BCC's library."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _write_no_more() -> None:
+    """Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
