@@ -12,15 +12,17 @@ import mmap
 import os
 import platform
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import thread_time_ns
+from typing import Self
 
 from schedtrace import abi
 from schedtrace.session import ProbeSite, Session
 
 _ROUNDS = 5
 _LOOPS = 400
-_HITS_PER_LOOP = 3
+HITS_PER_LOOP = 3
 _G_SIZE = 4096
 
 CASGSTATUS = ("on_casgstatus", "on_casgstatus", "on_casgstatus")
@@ -29,47 +31,98 @@ FUNCTIONS = ("on_park_m", "on_ready", "on_execute")
 
 @dataclass(frozen=True)
 class _Code:
-    """A function f(gp, loops) that goes through three sites a loop, with gp, old and new state in Go's argument
-    registers; offsets of an emulated instruction at each site, and of one that the kernel must single-step."""
+    """Machine code of a function f(first, loops, stride, end) that passes three sites a loop with a goroutine, its old
+    and its new state in Go's argument registers: to park, to be readied, to run. After each site it goes on to the
+    goroutine ``stride`` bytes further, at ``end`` to the first again. Offsets of an emulated instruction at each site,
+    and of one that the kernel must single-step."""
 
     text: bytes
     emulated: tuple[int, int, int]
     stepped: tuple[int, int, int]
 
 
+_STATES = ((2, 4), (4, 1), (1, 2))  # running -> waiting -> runnable -> running
+
+
 def _amd64() -> _Code:
-    # push rbx; loop: mov rax, rdi; { mov ebx, old; mov ecx, new; push rbp; pop rbp } x 3; dec rsi; jne loop;
-    # pop rbx; ret
-    text = b"\x53"
+    text = b"\x53\x49\x89\xf8\x49\x89\xc9"  # push rbx; mov r8, rdi; mov r9, rcx
     loop = len(text)
-    text += b"\x48\x89\xf8"
     emulated, stepped = [], []
-    for old, new in ((2, 4), (4, 1), (1, 2)):
-        text += b"\xbb" + old.to_bytes(4, "little") + b"\xb9" + new.to_bytes(4, "little")
+    for old, new in _STATES:
+        text += b"\x48\x89\xf8"  # mov rax, rdi
+        text += b"\xbb" + old.to_bytes(4, "little") + b"\xb9" + new.to_bytes(4, "little")  # mov ebx, old; mov ecx, new
         emulated.append(len(text))
         stepped.append(len(text) + 1)
-        text += b"\x55\x5d"
-    text += b"\x48\xff\xce"
-    text += b"\x75" + (loop - len(text) - 2).to_bytes(1, "little", signed=True)
-    return _Code(
-        text + b"\x5b\xc3", (emulated[0], emulated[1], emulated[2]), (stepped[0], stepped[1], stepped[2])
-    )
+        text += b"\x55\x5d"  # push rbp; pop rbp
+        text += b"\x48\x01\xd7\x4c\x39\xcf\x49\x0f\x43\xf8"  # add rdi, rdx; cmp rdi, r9; cmovae rdi, r8
+    text += b"\x48\xff\xce"  # dec rsi
+    text += b"\x75" + (loop - len(text) - 2).to_bytes(1, "little", signed=True)  # jne loop
+    text += b"\x5b\xc3"  # pop rbx; ret
+    return _Code(text, (emulated[0], emulated[1], emulated[2]), (stepped[0], stepped[1], stepped[2]))
 
 
 def _arm64() -> _Code:
-    # mov x3, x1; loop: { movz w1, old; movz w2, new; b .+4; mov x4, x4 } x 3; subs x3, x3, 1; b.ne loop; ret
-    words = [0xAA0103E3]
+    words = [0xAA0103E4, 0xAA0203E5, 0xAA0003E6]  # mov x4, x1; mov x5, x2; mov x6, x0
+    loop = len(words)
     emulated, stepped = [], []
-    for old, new in ((2, 4), (4, 1), (1, 2)):
-        words += [0x52800001 | old << 5, 0x52800002 | new << 5]
+    for old, new in _STATES:
+        words += [0x52800001 | old << 5, 0x52800002 | new << 5]  # mov w1, old; mov w2, new
         emulated.append(len(words) * 4)
         stepped.append(len(words) * 4 + 4)
-        words += [0x14000001, 0xAA0403E4]
-    words.append(0xF1000463)
-    words.append(0x54000001 | ((1 - len(words)) & 0x7FFFF) << 5)
-    words.append(0xD65F03C0)
+        words += [0x14000001, 0xAA0703E7]  # b to the next instruction; mov x7, x7
+        words += [0x8B050000, 0xEB03001F, 0x9A8020C0]  # add x0, x0, x5; cmp x0, x3; csel x0, x6, x0, hs
+    words.append(0xF1000484)  # subs x4, x4, 1
+    words.append(0x54000001 | ((loop - len(words)) & 0x7FFFF) << 5)  # b.ne loop
+    words.append(0xD65F03C0)  # ret
     text = b"".join(word.to_bytes(4, "little") for word in words)
     return _Code(text, (emulated[0], emulated[1], emulated[2]), (stepped[0], stepped[1], stepped[2]))
+
+
+class CodePage:
+    """A page of code mapped into this process alone, for probes to sit on. Close it, or use it in ``with``.
+
+    ``fd``: the file it is mapped from. ``emulated``, ``stepped``: where in that file the sites are.
+    """
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        code = _arm64() if platform.machine() == "aarch64" else _amd64()
+        self.emulated, self.stepped = code.emulated, code.stepped
+        self.fd = os.memfd_create("schedtrace-calibration")
+        try:
+            os.write(self.fd, code.text)
+            self._address = _map_code(self.fd)
+        except OSError:
+            self.close()
+            raise
+        self._run = ctypes.CFUNCTYPE(None, *([ctypes.c_uint64] * 4))(self._address)
+        self._one = ctypes.create_string_buffer(_G_SIZE)
+        self.pass_sites(1)  # maps the page, so that probes are put into it
+
+    def pass_sites(self, loops: int, goroutines: ctypes.Array[ctypes.c_char] | None = None, stride: int = 0) -> None:
+        """Pass the three sites ``loops`` times: always with one goroutine, or at each site with the next of those that
+        lie ``stride`` bytes apart in memory, round and round. For each to come to the sites in turn, their number
+        divided by three must leave one."""
+        memory = self._one if goroutines is None else goroutines
+        first = ctypes.addressof(memory)
+        self._run(first, loops, stride, first + len(memory))
+
+    def target(self, sites: Sequence[int]) -> abi.Target:
+        """What BPF must know of this process to count hits at ``sites``: the made-up goroutines are all zero."""
+        record = abi.Target(g_waitreason=0, g_preempt=1, g_schedlink=8, g_syscallsp=16, g_startpc=24)
+        for i, site in enumerate(sites):
+            record.sites[i] = self._address + site
+        return record
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The code stays mapped for as long as the process lives."""
+        os.close(self.fd)
 
 
 def cost_ns(session: Session, programs: tuple[str, str, str], *, stepped: bool = False) -> float:
@@ -79,36 +132,24 @@ def cost_ns(session: Session, programs: tuple[str, str, str], *, stepped: bool =
     :data:`FUNCTIONS`. ``stepped``: on an instruction that the kernel single-steps. Takes some milliseconds, and leaves
     its probes, on a page nothing else maps, until the session is closed.
     """
-    code = _arm64() if platform.machine() == "aarch64" else _amd64()
-    fd = os.memfd_create("schedtrace-calibration")
-    try:
-        os.write(fd, code.text)
-        address = _map_code(fd)
-        run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(address)
-        made_up_g = ctypes.create_string_buffer(_G_SIZE)
+    with CodePage() as page:
 
         def measure() -> float:
             times = []
             for _ in range(_ROUNDS):
                 start = thread_time_ns()
-                run(ctypes.addressof(made_up_g), _LOOPS)
+                page.pass_sites(_LOOPS)
                 times.append(thread_time_ns() - start)
             return statistics.median(times)
 
-        run(ctypes.addressof(made_up_g), 1)  # maps the page, so that probes are put into it
         bare = measure()
-        sites = code.stepped if stepped else code.emulated
-        session.attach(fd, [ProbeSite(p, offset) for p, offset in zip(programs, sites, strict=True)])
-        record = abi.Target(g_waitreason=0, g_preempt=1, g_schedlink=8, g_syscallsp=16, g_startpc=24)
-        for i, site in enumerate(sites):
-            record.sites[i] = address + site
-        session.watch(os.getpid(), record)
-        run(ctypes.addressof(made_up_g), _LOOPS)
+        sites = page.stepped if stepped else page.emulated
+        session.attach(page.fd, [ProbeSite(p, offset) for p, offset in zip(programs, sites, strict=True)])
+        session.watch(os.getpid(), page.target(sites))
+        page.pass_sites(_LOOPS)
         probed = measure()
         session.unwatch(os.getpid())
-        return max(probed - bare, 0) / (_LOOPS * _HITS_PER_LOOP)
-    finally:
-        os.close(fd)
+        return max(probed - bare, 0) / (_LOOPS * HITS_PER_LOOP)
 
 
 def _map_code(fd: int) -> int:
