@@ -389,7 +389,7 @@ static __always_inline int understand(struct hit *hit, __u64 gp, struct goroutin
 
 	if (g->switched == SWITCH_OUT && from == STATE_RUNNING && to == STATE_WAITING)
 		return 0;
-	if (g->switched == SWITCH_IN && (to == STATE_RUNNABLE || to == STATE_RUNNING)) {
+	if (g->switched == SWITCH_IN && from != STATE_RUNNING && (to == STATE_RUNNABLE || to == STATE_RUNNING)) {
 		if (to == STATE_RUNNING)
 			g->switched = SWITCH_NONE;
 		return 0;
