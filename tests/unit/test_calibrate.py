@@ -5,6 +5,7 @@ import platform
 
 import capstone
 import pytest
+
 from schedtrace import calibrate
 
 AMD64 = (calibrate._amd64(), capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64))
