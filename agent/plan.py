@@ -15,16 +15,24 @@ casgstatus would cost two hits a system call, and whenever the compiler copied c
 In both modes preemptPark and coroswitch_m are probed, whose transitions casgstatus does not see.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from schedtrace.errors import NotTraceable
 from schedtrace.symbols.binary import Arch, Binary
 from schedtrace.symbols.buildinfo import BuildInfo, read_buildinfo
-from schedtrace.symbols.code import Call, Site, call_sites, cheapest_site, constant_arguments, site_of_call
+from schedtrace.symbols.code import (
+    Call,
+    Site,
+    call_sites,
+    cheapest_site,
+    constant_arguments,
+    site_behind_call,
+    site_of_call,
+)
 from schedtrace.symbols.function import Function
 from schedtrace.symbols.layout import NEWEST_MINOR, Layout, layout_of
+from schedtrace.symbols.names import FunctionNames as FunctionNames  # for those who may not import symbols
 from schedtrace.symbols.pclntab import Pclntab
 from schedtrace.symbols.reasons import read_wait_reasons
 from schedtrace.symbols.status import StatusWriter, StatusWrites, find_status_writes
@@ -38,7 +46,9 @@ from schedtrace.transitions import (
     ONE_TRANSITION,
     OWN_SWAPS,
     RUNNABLE,
+    RUNNING,
     SCHEDULER,
+    SYSCALL,
     SYSCALLS,
     WAITING,
     OneTransition,
@@ -47,8 +57,7 @@ from schedtrace.transitions import (
 
 _RUNTIME = "runtime."
 _NAMES = [
-    _RUNTIME + name
-    for name in (*ONE_TRANSITION, *OWN_SWAPS, *SYSCALLS, "preemptPark", "newproc.func1", "runqput")
+    _RUNTIME + name for name in (*ONE_TRANSITION, *OWN_SWAPS, *SYSCALLS, "preemptPark", *NEW_GOROUTINE, "runqput")
 ]
 
 
@@ -99,41 +108,6 @@ def make_plan(path: str, *, syscalls: bool = False) -> ProbePlan:
         return _Planner(binary, syscalls).plan()
 
 
-class FunctionNames:
-    """Names functions by address for as long as it is open; reads the table when first asked.
-
-    Addresses are as linked: of a position-independent executable or a shared object the caller first
-    subtracts the load bias (start of a mapping of the file - address as linked of what is mapped there).
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._binary: Binary | None = None
-        self._table: Pclntab | None = None
-
-    def name(self, vaddr: int) -> str | None:
-        """Name of the function whose code includes ``vaddr``; None if none does. Raises NotTraceable."""
-        if self._table is None:
-            self._binary = Binary.open(self._path)
-            self._table = Pclntab.find(self._binary)
-        return self._table.name_at(vaddr)
-
-    def close(self) -> None:
-        """Let go of the file; it is opened again if a name is asked for."""
-        self._table = None
-        if self._binary is not None:
-            self._binary.close()
-            self._binary = None
-
-    def __enter__(self) -> "FunctionNames":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
 @dataclass
 class _Planner:
     """Collects the probes for one binary, and what they leave unseen."""
@@ -181,9 +155,7 @@ class _Planner:
     def _refuse_unsuitable(self, info: BuildInfo) -> None:
         minor = info.version.minor if info.version else self.table.newest_minor
         if self.binary.arch is Arch.ARM64 and minor == 17:
-            raise self._refusal(
-                "Go 1.17 on arm64 passes arguments on the stack; build it with Go 1.18 or newer"
-            )
+            raise self._refusal("Go 1.17 on arm64 passes arguments on the stack; build it with Go 1.18 or newer")
         if "casgstatus" not in self.functions:
             raise self._refusal("no function runtime.casgstatus in it: a Go runtime that is not known")
 
@@ -191,9 +163,7 @@ class _Planner:
         start = self.table.text_vaddr
         segment = self.binary.segment_at(start)
         end = segment.vaddr + segment.file_size if segment else start
-        return find_status_writes(
-            self.binary, (start, end), self.functions["casgstatus"], self.table.function_at
-        )
+        return find_status_writes(self.binary, (start, end), self.functions["casgstatus"], self.table.function_at)
 
     def _layout(self, info: BuildInfo, symtab: Symtab | None) -> Layout | None:
         reasons = read_wait_reasons(self.binary, symtab, self.table.functions_named)
@@ -205,27 +175,28 @@ class _Planner:
             why = f"{text}: the binary's code does not agree with the layout of {layout.toolchain}"
             layout = None
         elif not layout.wait_reasons:
-            self.unseen.append(
-                "names of wait reasons: neither the binary nor this version of schedtrace has them"
-            )
+            self.unseen.append("names of wait reasons: neither the binary nor this version of schedtrace has them")
         if layout is None:
             self.unseen.append(f"wait reasons, causes of wakes, start functions ({why})")
         return layout
 
     def _mode(self) -> tuple[str, str]:
-        expected = OWN_SWAPS | SYSCALLS if self.syscalls_are_free else OWN_SWAPS
-        copies = sorted(
-            name
-            for writer in self.writes.writers.values()
-            if writer.swaps and (name := _short(writer.function.name)) not in expected
-        )
-        if copies:
+        if copies := sorted(self._copies()):
             return "functions", f"the compiler copied casgstatus into {', '.join(copies)}"
         if self.syscalls_are_free:
             return "casgstatus", "it sees every transition, and system calls do not pass through it"
         if self.syscalls:
             return "casgstatus", "it sees every transition, system calls among them, as asked for"
         return "functions", "leaves alone system calls, which pass through casgstatus in this version"
+
+    def _copies(self) -> Iterator[str]:
+        """Functions into which the compiler copied casgstatus, as far as that matters."""
+        for writer in self.writes.writers.values():
+            name = _short(writer.function.name)
+            if name in OWN_SWAPS or is_uninteresting(name):
+                continue
+            if any(not (self.syscalls_are_free and _is_syscall(swap.old, swap.new)) for swap in writer.swaps):
+                yield name
 
     def _add_functions(self, info: BuildInfo) -> None:
         """The functions mode: each transition where it is made."""
@@ -236,26 +207,23 @@ class _Planner:
                 if writer:
                     self._add_other_transitions(writer, transition)
             elif name in ("park_m", "ready", "execute"):
-                raise self._refusal(
-                    f"the compiler left no function runtime.{name} to probe; build it with -pgo=off"
-                )
+                raise self._refusal(f"the compiler left no function runtime.{name} to probe; build it with -pgo=off")
         uses_c = info.settings.get("CGO_ENABLED") != "0"
         for writer in self.writes.writers.values():
             name = _short(writer.function.name)
-            skipped = (
-                name in ONE_TRANSITION or name in SYSCALLS or name in OWN_SWAPS or is_uninteresting(name)
-            )
-            if not skipped and (uses_c or name not in C_THREADS):
+            elsewhere = name in ONE_TRANSITION or name in SYSCALLS or name in OWN_SWAPS
+            if not elsewhere and not is_uninteresting(name) and (uses_c or name not in C_THREADS):
                 self._add_calls(writer)
-                if writer.swaps:
-                    self._make_up_for_copy(writer.function)
+                self._make_up_for_copies(writer)
+        self._add_new_goroutines()
+        self._add_end_of_coroutines()
 
     def _add_other_transitions(self, writer: StatusWriter, own: OneTransition) -> None:
         """What else a function does that is probed at its entry for its own transition."""
         for call in writer.calls:
             states = self._states(writer.function, call)
             if None not in states and states != (own.old, own.new):
-                self._add_site(writer.function, "on_casgstatus", self._site_of(writer.function, call))
+                self._add_call(writer.function, call)
         for swap in writer.swaps:
             # A wake by park_m or the scheduler comes before a run, and on_execute makes up for it.
             if (swap.old, swap.new) not in ((own.old, own.new), (WAITING, RUNNABLE)):
@@ -264,44 +232,59 @@ class _Planner:
     def _add_calls(self, writer: StatusWriter) -> None:
         """The calls of casgstatus in a function that has no program of its own."""
         for call in writer.calls:
-            if self._states(writer.function, call)[0] != IDLE:
-                self._add_site(writer.function, "on_casgstatus", self._site_of(writer.function, call))
+            old, new = self._states(writer.function, call)
+            if old != IDLE and (self.syscalls or not _is_syscall(old, new)):
+                self._add_call(writer.function, call)
 
-    def _make_up_for_copy(self, function: Function) -> None:
-        """casgstatus was copied into a function that has no one transition."""
-        name = _short(function.name)
+    def _make_up_for_copies(self, writer: StatusWriter) -> None:
+        """casgstatus was copied into a function that has no program of its own."""
+        name = _short(writer.function.name)
+        swaps = [swap for swap in writer.swaps if self.syscalls or not _is_syscall(swap.old, swap.new)]
+        if not swaps or name in NEW_GOROUTINE:
+            return
         if name == "injectglist" and self.layout:
-            self._add_entry(function, "on_injectglist", 1)
-        elif name in NEW_GOROUTINE:
-            self._add_newproc()
+            self._add_entry(writer.function, "on_injectglist", 1)
         elif name in SCHEDULER:
             self.unseen.append(
-                "the wait to run of goroutines that the scheduler wakes and runs at once: counted as none"
+                f"the wait to run of goroutines that {writer.function.name} wakes: counted as none"
             )
-        elif name in C_THREADS:
-            self.unseen.append("C threads that begin or end to call into Go")
+        elif name in C_THREADS or all(_is_syscall(swap.old, swap.new) for swap in swaps):
+            self.unseen.append(f"what {writer.function.name} does to goroutines in system calls")
         else:
-            raise self._copied(function)
+            raise self._copied(writer.function)
 
-    def _add_newproc(self) -> None:
-        """newproc's call of runqput(pp, gp, next): there the second argument is the new goroutine."""
-        function, runqput = self.functions.get("newproc.func1"), self.functions.get("runqput")
-        if function and runqput:
-            calls = [c for c in call_sites(self.binary, function) if c.target_vaddr == runqput.vaddr]
-            if len(calls) == 1:
-                self._add_site(
-                    function, "on_newproc", site_of_call(self.binary, function, calls[0], "runqput")
-                )
-                return
-        self.unseen.append("the creation of goroutines: a new one is first seen when it runs")
+    def _add_new_goroutines(self) -> None:
+        """Where casgstatus was copied into newproc1: newproc, right behind its call of newproc1, whose
+        result is the new goroutine, or at its call of runqput(pp, gp, next)."""
+        newproc, newproc1 = self.functions.get("newproc.func1"), self.functions.get("newproc1")
+        makes = self._calls(newproc, newproc1)
+        maker = newproc1 if makes else newproc
+        if maker and any(probe.function == maker.name for probe in self.probes):
+            return  # at its call of casgstatus
+        queues = self._calls(newproc, self.functions.get("runqput"))
+        if newproc and len(makes) == 1 and (site := site_behind_call(self.binary, newproc, makes[0])):
+            self._add_site(newproc, "on_newproc1_returned", site)
+        elif newproc and len(queues) == 1:
+            self._add_site(newproc, "on_newproc", site_of_call(self.binary, newproc, queues[0], "runqput"))
+        else:
+            self.unseen.append("the creation of goroutines: a new one is first seen when it runs")
+
+    def _add_end_of_coroutines(self) -> None:
+        """gdestroy, where the compiler put it into coroswitch_m."""
+        writer = self.writes.writers.get(f"{_RUNTIME}coroswitch_m")
+        if writer is None:
+            return
+        for call in writer.calls:
+            if self._states(writer.function, call)[1] == DEAD:
+                self._add_call(writer.function, call)
+        if any(swap.new == DEAD for swap in writer.swaps):
+            self.unseen.append("the end of goroutines behind iter.Pull")
 
     def _add_what_casgstatus_does_not_see(self) -> None:
         if preempt_park := self.functions.get("preemptPark"):
             self._add_entry(preempt_park, "on_preemptpark", 1)
         else:
-            self.unseen.append(
-                "goroutines stopped for a scan of their stack: they count as running until woken"
-            )
+            self.unseen.append("goroutines stopped for a scan of their stack: they count as running until woken")
         coroswitch = self.functions.get("coroswitch_m")
         if coroswitch is None:
             return  # the linker leaves it out of programs without iter.Pull
@@ -309,10 +292,6 @@ class _Planner:
             self._add_entry(coroswitch, "on_coroswitch_m", 1)
         else:
             self.unseen.append("coroutine switches (iter.Pull): their goroutines' states may be wrong")
-        writer = self.writes.writers.get(coroswitch.name)
-        for call in writer.calls if writer else ():
-            if self._states(coroswitch, call)[1] == DEAD:  # gdestroy, put here by the compiler
-                self._add_site(coroswitch, "on_casgstatus", self._site_of(coroswitch, call))
 
     def _add_syscalls(self, mode: str) -> None:
         if not self.syscalls:
@@ -320,10 +299,10 @@ class _Planner:
             return
         for name in sorted(SYSCALLS):
             function, writer = self.functions.get(name), self.writes.writers.get(_RUNTIME + name)
+            if name == "entersyscall" and writer is None:
+                continue  # it calls reentersyscall
             if function is None:
-                self.unseen.append(
-                    f"system calls, as far as they use runtime.{name}, which the compiler left out"
-                )
+                self.unseen.append(f"system calls, as far as they use runtime.{name}: the compiler left it out")
             elif writer and writer.calls and not writer.swaps:
                 if mode == "functions":
                     self._add_calls(writer)  # else the probe on casgstatus sees them
@@ -331,26 +310,28 @@ class _Planner:
                 program = "on_exitsyscall" if name == "exitsyscall" else "on_reentersyscall"
                 self._add_entry(function, program, 0, goroutine=True)
 
+    def _calls(self, caller: Function | None, callee: Function | None) -> list[Call]:
+        if caller is None or callee is None:
+            return []
+        return [call for call in call_sites(self.binary, caller) if call.target_vaddr == callee.vaddr]
+
     def _states(self, function: Function, call: Call) -> tuple[int | None, int | None]:
         """Old and new state at a call of casgstatus(gp, old, new), where they are constants."""
         _, old, new = constant_arguments(self.binary, function, call, 3)
         return old, new
 
-    def _site_of(self, function: Function, call: Call) -> Site:
-        return site_of_call(self.binary, function, call, "casgstatus")
+    def _add_call(self, function: Function, call: Call) -> None:
+        """A call of casgstatus: reports what casgstatus itself would."""
+        self._add_site(function, "on_casgstatus", site_of_call(self.binary, function, call, "casgstatus"))
 
-    def _add_entry(
-        self, function: Function, program: str, arguments: int, *, goroutine: bool = False
-    ) -> None:
+    def _add_entry(self, function: Function, program: str, arguments: int, *, goroutine: bool = False) -> None:
         site = cheapest_site(self.binary, function, arguments, goroutine=goroutine)
         if site is None:
             raise self._refusal(f"no instruction of {function.name} is certain to run once a call")
         self._add_site(function, program, site)
 
     def _add_site(self, function: Function, program: str, site: Site) -> None:
-        self.probes.append(
-            Probe(function.name, program, site.vaddr, site.file_offset, str(site), site.emulated)
-        )
+        self.probes.append(Probe(function.name, program, site.vaddr, site.file_offset, str(site), site.emulated))
 
     def _copied(self, function: Function) -> NotTraceable:
         return self._refusal(
@@ -360,6 +341,10 @@ class _Planner:
 
     def _refusal(self, reason: str) -> NotTraceable:
         return NotTraceable(f"{self.binary.path}: {reason}")
+
+
+def _is_syscall(old: int | None, new: int | None) -> bool:
+    return (old, new) in ((RUNNING, SYSCALL), (SYSCALL, RUNNING))
 
 
 def _heat(probe: Probe) -> tuple[int, int]:

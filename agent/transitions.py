@@ -67,7 +67,7 @@ OWN_SWAPS = frozenset({
     "casgstatus", "castogscanstatus", "casfrom_Gscanstatus", "casGToPreemptScan", "casGFromPreempted",
     "casgcopystack", "coroswitch_m", "allGsSnapshotSortedForGC",
 })  # fmt: skip
-SYSCALLS = frozenset({"reentersyscall", "entersyscallblock", "exitsyscall"})
+SYSCALLS = frozenset({"reentersyscall", "entersyscall", "entersyscallblock", "exitsyscall"})
 # Transitions that say nothing of scheduling; functions inside these ("markroot.func1") belong to them.
 UNINTERESTING = frozenset({
     "casGToWaiting", "casGToWaitingForGC", "casGToWaitingForSuspendG", "gcBgMarkWorker", "gcAssistAlloc1",
@@ -76,9 +76,7 @@ UNINTERESTING = frozenset({
     "debugCallWrap1", "newstack", "copystack", "oneNewExtraM", "findGoroutineLeaks",
 })  # fmt: skip
 # These wake a goroutine that runs next: on_execute takes one that was waiting as woken just then.
-SCHEDULER = frozenset(
-    {"findRunnable", "findrunnable", "schedule", "(*gcControllerState).findRunnableGCWorker"}
-)
+SCHEDULER = frozenset({"findRunnable", "findrunnable", "schedule", "(*gcControllerState).findRunnableGCWorker"})
 C_THREADS = frozenset({"needm", "dropm"})
 # By how often each is called in the programs one wants to watch: servers that talk and wait.
 HOTTEST = (

@@ -127,22 +127,33 @@ int on_execute(struct pt_regs *ctx)
 }
 #endif
 
-/* At newproc's call of runqput(pp, gp, next): gp is the goroutine that newproc1 has just made. */
-#ifdef WITH_ON_NEWPROC
-int on_newproc(struct pt_regs *ctx)
+static __always_inline int new_goroutine(struct pt_regs *ctx, __u64 gp)
 {
-	__u64 gp = GO_ARG1(ctx);
-	struct move move = {};
+	struct move move = { .from = STATE_DEAD, .to = STATE_RUNNABLE, .cause = CAUSE_NEW };
 	struct hit hit;
 	struct goroutine *g;
 
 	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
-	move = (struct move){ .from = STATE_DEAD, .to = STATE_RUNNABLE, .cause = CAUSE_NEW };
 	g = follow(&hit, gp);
 	if (g)
 		make(&hit, gp, g, move);
 	return 0;
+}
+
+/* At newproc's call of runqput(pp, gp, next): gp is the goroutine that newproc1 has just made. */
+#ifdef WITH_ON_NEWPROC
+int on_newproc(struct pt_regs *ctx)
+{
+	return new_goroutine(ctx, GO_ARG1(ctx));
+}
+#endif
+
+/* In newproc, behind its call of newproc1, whose result is the new goroutine. */
+#ifdef WITH_ON_NEWPROC1_RETURNED
+int on_newproc1_returned(struct pt_regs *ctx)
+{
+	return new_goroutine(ctx, GO_ARG0(ctx));
 }
 #endif
 

@@ -65,9 +65,7 @@ class DataOperand:
     address_of: bool
 
 
-def cheapest_site(
-    binary: Binary, function: Function, arguments: int, *, goroutine: bool = False
-) -> Site | None:
+def cheapest_site(binary: Binary, function: Function, arguments: int, *, goroutine: bool = False) -> Site | None:
     """The instruction of ``function`` at which a probe is hit exactly once a call, with its arguments intact.
 
     ``arguments`` is how many leading argument registers must still hold the caller's values there; with
@@ -79,20 +77,20 @@ def cheapest_site(
     counted once. None if the function's own code can't be shown to pass there once a call.
     """
     code = instructions(binary, function)
-    landings = _landings(code, function)
-    if not code or landings is None:
-        return None
     watched: list[Register] = list(ARGUMENTS[binary.arch][:arguments])
     if goroutine:
         watched.append(GOROUTINE[binary.arch])
     start = _behind_stack_check(code, function)
-    for instruction in _intact_line(binary.arch, code[start:], frozenset().union(*watched)):
-        if is_emulated(binary.arch, instruction.code):
-            # A jump back to it, or to one between the stack check and it, would hit it again.
-            if any(code[start].vaddr <= vaddr <= instruction.vaddr for vaddr in landings):
-                break
-            return _site(binary, function, instruction)
-    return None if code[start].vaddr in landings else _site(binary, function, code[start])
+    return _cheapest(binary, function, start, frozenset().union(*watched))
+
+
+def site_behind_call(binary: Binary, function: Function, call: Call) -> Site | None:
+    """The cheapest instruction behind one of ``function``'s calls at which the callee's first result is
+    still in its register, the same as that of the first argument; hit once for each time the call
+    returns."""
+    places = [place for place, instruction in enumerate(instructions(binary, function), start=1)
+              if instruction.vaddr == call.vaddr]  # fmt: skip
+    return _cheapest(binary, function, places[0], ARGUMENTS[binary.arch][0]) if places else None
 
 
 def call_sites(binary: Binary, function: Function) -> tuple[Call, ...]:
@@ -131,6 +129,22 @@ def data_operands(binary: Binary, function: Function) -> tuple[DataOperand, ...]
     none."""
     find = _amd64_data_operands if binary.arch is Arch.AMD64 else _arm64_data_operands
     return tuple(find(text(binary, function), function.vaddr))
+
+
+def _cheapest(binary: Binary, function: Function, start: int, watched: Register) -> Site | None:
+    """From the instruction of index ``start`` on, the first emulated one that is passed as often as that
+    one, with ``watched`` registers unchanged; else that one; None if the function's own jumps lead there,
+    too."""
+    code = instructions(binary, function)
+    landings = _landings(code, function)
+    if start >= len(code) or landings is None:
+        return None
+    for instruction in _intact_line(binary.arch, code[start:], watched):
+        if is_emulated(binary.arch, instruction.code):
+            if any(code[start].vaddr <= vaddr <= instruction.vaddr for vaddr in landings):
+                break
+            return _site(binary, function, instruction)
+    return None if code[start].vaddr in landings else _site(binary, function, code[start])
 
 
 def _site(binary: Binary, function: Function, instruction: Instruction) -> Site:
