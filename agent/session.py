@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import signal
 import tempfile
 import threading
@@ -31,6 +30,8 @@ from typing import Any
 import numpy as np
 
 from schedtrace import abi, uprobe_multi
+from schedtrace.bpf_maps import MapReader
+from schedtrace.bpf_text import source_text, struct_difference
 from schedtrace.errors import AttachFailed, NodeUnsupported, SchedtraceError
 
 UPROBE_EVENTS = "uprobe_events"
@@ -110,6 +111,7 @@ class Session:
                 for program in programs:
                     self._program(program, multi=self._multi)
             self._check_structs()
+            self._maps = MapReader(self._bpf, self._lib)
         except BaseException:
             self.close()
             raise
@@ -207,57 +209,14 @@ class Session:
         """Read what was counted for ``pid`` since :meth:`watch`. Reads maps only; nothing is cleared."""
         slot = self._targets[pid]
         now_ns = monotonic_ns()
-        keys, values = self._read_map("functions", abi.FunctionKey, abi.Totals, self._max_functions)
+        keys, values = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._max_functions)
         ended = {int(k["start_pc"]): v for k, v in zip(keys, values, strict=True) if k["slot"] == slot}
-        keys, values = self._read_map("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
+        keys, values = self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
         foreign = self._foreign_hits() - self._foreign_before
-        return Snapshot(now_ns, self._read_stats(slot), ended, values[keys["tgid"] == pid], foreign)
+        return Snapshot(now_ns, self._maps.stats(slot), ended, values[keys["tgid"] == pid], foreign)
 
     def _foreign_hits(self) -> int:
-        return int(self._read_per_cpu("foreign_hits", 0, np.dtype(np.uint64)).sum())
-
-    def _read_per_cpu(self, table: str, index: int, dtype: Any) -> Array:
-        buffer = np.zeros(_possible_cpus(), dtype)
-        key = ctypes.c_uint32(index)
-        if self._lib.bpf_lookup_elem(
-            self._table(table).map_fd, ctypes.byref(key), buffer.ctypes.data_as(ctypes.c_void_p)
-        ):
-            raise AttachFailed(f"can't read BPF map {table}: {os.strerror(ctypes.get_errno())}")
-        return buffer
-
-    def _read_stats(self, slot: int) -> Any:
-        per_cpu = self._read_per_cpu("stats", slot, np.dtype(abi.TargetStats))
-        summed = per_cpu.view(np.uint64).reshape(len(per_cpu), -1).sum(axis=0).view(per_cpu.dtype)[0]
-        for histograms in ("sched_latency", "wait", "run_queue"):
-            summed[histograms]["max_ns"] = per_cpu[histograms]["max_ns"].max(axis=0)
-        summed["cgroup_id"] = per_cpu["cgroup_id"].max()
-        return summed
-
-    def _read_map(self, table: str, key: type, value: type, capacity: int) -> tuple[Array, Array]:
-        """All entries of a hash map, in one system call a chunk."""
-        chunk = min(capacity, 1 << 14)
-        keys, values = np.zeros(chunk, np.dtype(key)), np.zeros(chunk, np.dtype(value))
-        found_keys, found_values = [], []
-        position, next_position = ctypes.c_uint32(0), ctypes.c_uint32(0)
-        first = True
-        while True:
-            count = ctypes.c_uint32(chunk)
-            result = self._lib.bpf_lookup_batch(
-                self._table(table).map_fd,
-                None if first else ctypes.byref(position),
-                ctypes.byref(next_position),
-                keys.ctypes.data_as(ctypes.c_void_p),
-                values.ctypes.data_as(ctypes.c_void_p),
-                ctypes.byref(count),
-            )
-            error = ctypes.get_errno() if result else 0
-            if error and error != _ENOENT:
-                raise AttachFailed(f"can't read BPF map {table}: {os.strerror(error)}")
-            found_keys.append(keys[: count.value].copy())
-            found_values.append(values[: count.value].copy())
-            if error == _ENOENT:
-                return np.concatenate(found_keys), np.concatenate(found_values)
-            position, first = ctypes.c_uint32(next_position.value), False
+        return int(self._maps.per_cpu("foreign_hits", 0, np.dtype(np.uint64)).sum())
 
     def __enter__(self) -> Session:
         return self
@@ -285,51 +244,7 @@ class Session:
             self._bpf.cleanup()
 
 
-_ENOENT = 2
 _CLOSERS = 256
-
-
-def source_text(folder: Path) -> str:
-    """The programs as one text, local includes put in their places.
-
-    BCC rewrites map accesses and tracepoint arguments in the main file only, so that headers with code must be in it.
-    #line keeps the compiler's messages pointing at the files.
-    """
-    included: set[str] = set()
-
-    def expand(name: str) -> Iterator[str]:
-        yield f'#line 1 "{name}"'
-        for number, line in enumerate((folder / name).read_text().splitlines(), 1):
-            include = re.match(r'#include "(\w+\.h)"', line)
-            if not include:
-                yield line
-            elif include[1] not in included:
-                included.add(include[1])
-                yield from expand(include[1])
-                yield f'#line {number + 1} "{name}"'
-
-    return "\n".join(expand("schedtrace.c")) + "\n"
-
-
-def struct_difference(derived: Any, ours: Any, name: str = "") -> str:
-    """Where two ctypes types differ in size, field names or offsets; empty if they don't."""
-    if ctypes.sizeof(derived) != ctypes.sizeof(ours):
-        return f"{name or 'size'}: {ctypes.sizeof(derived)} bytes, expected {ctypes.sizeof(ours)}"
-    if hasattr(ours, "_length_"):
-        return struct_difference(derived._type_, ours._type_, name)
-    if not hasattr(ours, "_fields_"):
-        return ""
-    theirs = [field[0] for field in derived._fields_]
-    expected = [field[0] for field in ours._fields_]
-    if theirs != expected:
-        return f"{name or 'fields'}: {theirs}, expected {expected}"
-    for (field, kind), (_, wanted) in zip(derived._fields_, ours._fields_, strict=True):
-        if getattr(derived, field).offset != getattr(ours, field).offset:
-            return f"{name}.{field}: offset {getattr(derived, field).offset}"
-        difference = struct_difference(kind, wanted, f"{name}.{field}")
-        if difference:
-            return difference
-    return ""
 
 
 def _import_bcc() -> Any:
@@ -392,9 +307,3 @@ def _own_uprobe_lines() -> str:
         with suppress(OSError):
             return (Path(folder) / UPROBE_EVENTS).read_text()
     return ""
-
-
-def _possible_cpus() -> int:
-    """How many values a per-CPU map holds: all CPUs that could be plugged in."""
-    last = Path("/sys/devices/system/cpu/possible").read_text().strip().split(",")[-1].split("-")[-1]
-    return int(last) + 1

@@ -9,7 +9,7 @@ from elftools.dwarf.die import DIE
 from elftools.elf.elffile import ELFFile
 
 from schedtrace import abi, histogram
-from schedtrace.session import struct_difference
+from schedtrace.bpf_text import struct_difference
 
 BPF = Path(__file__).parents[2] / "bpf"
 

@@ -1,0 +1,102 @@
+"""Reading BPF maps in bulk: one system call a chunk, into numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedtrace import abi
+from schedtrace.errors import AttachFailed
+
+Array = np.ndarray[Any, Any]
+
+_CHUNK = 1 << 14
+
+
+class MapReader:
+    """Reads and writes maps of one BPF object, through libbcc's wrappers of bpf(2).
+
+    ``bpf`` and ``lib`` are BCC's BPF object and its C library. All methods raise AttachFailed if the kernel refuses.
+    """
+
+    def __init__(self, bpf: Any, lib: Any) -> None:
+        self._bpf, self._lib = bpf, lib
+        self._cpus = possible_cpus()
+
+    def _fd(self, table: str) -> int:
+        return int(self._bpf[table.encode()].map_fd)
+
+    def per_cpu(self, table: str, index: int, dtype: Any) -> Array:
+        """An entry of a per-CPU array: one element a CPU."""
+        buffer = np.zeros(self._cpus, dtype)
+        key = ctypes.c_uint32(index)
+        if self._lib.bpf_lookup_elem(self._fd(table), ctypes.byref(key), _pointer(buffer)):
+            raise _refused("read", table)
+        return buffer
+
+    def stats(self, slot: int) -> Any:
+        """A target's record of :class:`abi.TargetStats`, summed over CPUs (maxima are maxima)."""
+        per_cpu = self.per_cpu("stats", slot, np.dtype(abi.TargetStats))
+        summed = per_cpu.view(np.uint64).reshape(len(per_cpu), -1).sum(axis=0).view(per_cpu.dtype)[0]
+        for histograms in ("sched_latency", "wait", "run_queue"):
+            summed[histograms]["max_ns"] = per_cpu[histograms]["max_ns"].max(axis=0)
+        summed["cgroup_id"] = per_cpu["cgroup_id"].max()
+        return summed
+
+    def zero_stats(self, slot: int) -> None:
+        """Make a slot new."""
+        key, zeros = ctypes.c_uint32(slot), np.zeros(self._cpus, np.dtype(abi.TargetStats))
+        if self._lib.bpf_update_elem(self._fd("stats"), ctypes.byref(key), _pointer(zeros), ctypes.c_ulonglong(0)):
+            raise _refused("write", "stats")
+
+    def entries(self, table: str, key: type, value: type, capacity: int) -> tuple[Array, Array]:
+        """All keys and values of a hash map, of the ctypes structs ``key`` and ``value``."""
+        chunk = min(capacity, _CHUNK)
+        keys, values = np.zeros(chunk, np.dtype(key)), np.zeros(chunk, np.dtype(value))
+        found_keys, found_values = [], []
+        position, next_position = ctypes.c_uint32(0), ctypes.c_uint32(0)
+        first = True
+        while True:
+            count = ctypes.c_uint32(chunk)
+            failed = self._lib.bpf_lookup_batch(
+                self._fd(table),
+                None if first else ctypes.byref(position),
+                ctypes.byref(next_position),
+                _pointer(keys),
+                _pointer(values),
+                ctypes.byref(count),
+            )
+            last = failed and ctypes.get_errno() == errno.ENOENT
+            if failed and not last:
+                raise _refused("read", table)
+            found_keys.append(keys[: count.value].copy())
+            found_values.append(values[: count.value].copy())
+            if last:
+                return np.concatenate(found_keys), np.concatenate(found_values)
+            position, first = ctypes.c_uint32(next_position.value), False
+
+    def delete(self, table: str, keys: Array) -> None:
+        """Delete entries of a hash map; those that are gone already don't matter."""
+        for key in keys:
+            one = np.array([key], keys.dtype)
+            if self._lib.bpf_delete_elem(self._fd(table), _pointer(one)) and ctypes.get_errno() != errno.ENOENT:
+                raise _refused("delete from", table)
+
+
+def possible_cpus() -> int:
+    """How many values a per-CPU map holds: all CPUs that could be plugged in."""
+    last = Path("/sys/devices/system/cpu/possible").read_text().strip().split(",")[-1].split("-")[-1]
+    return int(last) + 1
+
+
+def _pointer(array: Array) -> ctypes.c_void_p:
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+def _refused(verb: str, table: str) -> AttachFailed:
+    return AttachFailed(f"can't {verb} BPF map {table}: {os.strerror(ctypes.get_errno())}")
