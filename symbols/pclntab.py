@@ -89,13 +89,13 @@ class Pclntab:
                     tables.append(cls(binary, vaddr))
                 except NotTraceable as error:
                     damage = error
-        if len(tables) > 1:
-            # A Go program may carry another as data. Its runtime knows only its own table.
-            tables = [table for table in tables if table.moduledata is not None]
-        if len(tables) == 1:
-            return tables[0]
+        # A Go program may carry another as data. Its runtime knows only its own table.
+        own = tables if len(tables) == 1 else [table for table in tables if table.moduledata is not None]
+        if len(own) == 1:
+            return own[0]
         if tables:
-            raise NotTraceable(f"{binary.path}: has {len(tables)} Go function tables, all of which look in use")
+            known = f"its runtime knows {len(own)} of them"
+            raise NotTraceable(f"{binary.path}: has {len(tables)} Go function tables and {known}")
         if magics == {_MAGIC_UP_TO_1_15}:
             raise NotTraceable(f"{binary.path}: built with Go 1.15 or older; Go 1.17 or newer is needed")
         raise damage or NotTraceable(f"{binary.path}: {why_not_go(binary)}")

@@ -264,19 +264,18 @@ def refusal(tmp_path: Path, content: GoProgram | bytes, *, with_sections: bool =
         return message.removeprefix(f"{binary.path}: ")
 
 
-def test_two_tables_in_use_are_not_chosen_between(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [0, 2])
+def test_between_two_tables_only_the_runtime_can_choose(tmp_path: Path, known: int) -> None:
     program = go_program(named_sections=False)
-    table = elfwriter.function_table("1.20", program.functions, program.text_vaddr)
+    table = elfwriter.function_table("1.20", program.functions, program.text_vaddr).content
     end = program.text_vaddr + sum(f.size for f in program.functions)
-    content = bytearray(table.content)
-    content += bytes(-len(content) % 8)
     second = 0x500000
-    for offset, target in [(0, second), (8, second + 72), (160, program.text_vaddr), (168, end),
-                           (176, program.text_vaddr), (184, end)]:  # fmt: skip
-        content += bytes(len(table.content) + len(table.content) % 8 + offset - len(content))
-        content += struct.pack("<Q", target)
-    program.elf.load(second, bytes(content), elfwriter.READ | elfwriter.WRITE)
-    assert refusal(tmp_path, program) == "has 2 Go function tables, all of which look in use"
+    words = {0: second, 8: second + 72, 160: program.text_vaddr, 168: end, 176: program.text_vaddr, 184: end}
+    record = b"".join(struct.pack("<Q", words.get(offset, 0)) for offset in range(0, 192, 8))
+    program.elf.load(second, table + bytes(-len(table) % 8) + record * (known // 2), elfwriter.READ | elfwriter.WRITE)
+    if not known:
+        _forget_moduledata(program)
+    assert refusal(tmp_path, program) == f"has 2 Go function tables and its runtime knows {known} of them"
 
 
 def test_go_1_15_is_named(tmp_path: Path) -> None:
@@ -305,13 +304,11 @@ def test_a_program_without_go_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["head", "tail"])
 def test_upx_is_named(tmp_path: Path, place: str) -> None:
-    elf = no_go()
+    image = no_go().to_bytes()
     if place == "head":
-        elf.contents[0x401000] = b"\xc3\xc3UPX!" + elf.contents[0x401000]
-        image = elf.to_bytes()
-        image = image[:200] + b"UPX!" + image[204:]
+        image = image[:200] + b"UPX!" + image[204:]  # between the headers and the first segment
     else:
-        image = elf.to_bytes() + bytes(5000) + b"UPX!\x0d\x16\x02\x0a" + bytes(28)
+        image += bytes(5000) + b"UPX!\x0d\x16\x02\x0a" + bytes(28)
     assert refusal(tmp_path, image) == (
         "packed with UPX: its code exists only in memory, where no probe reaches it; run it unpacked (upx -d)"
     )
@@ -359,12 +356,16 @@ def test_functions_out_of_order_are_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path, program).endswith("functions out of order")
 
 
-def test_without_the_text_word_and_without_moduledata_nothing_is_guessed(tmp_path: Path) -> None:
-    program = go_program(text_in_header=False)
+def _forget_moduledata(program: GoProgram) -> None:
     for start, content in program.elf.contents.items():
         if start <= program.moduledata_vaddr < start + len(content):
             place = program.moduledata_vaddr - start
             program.elf.contents[start] = content[:place] + bytes(8) + content[place + 8 :]
+
+
+def test_without_the_text_word_and_without_moduledata_nothing_is_guessed(tmp_path: Path) -> None:
+    program = go_program(text_in_header=False)
+    _forget_moduledata(program)
     assert refusal(tmp_path, program).endswith("nothing says where its code starts")
 
 
