@@ -26,16 +26,20 @@ ABOUT = (
 )
 _PROGRAM = """package main
 
-import "time"
+import (
+	"runtime"
+	"time"
+)
 
 func main() {
+	runtime.ReadMemStats(new(runtime.MemStats)) // stops the world, so that the reasons for it are linked in
 \tdone := make(chan int)
 \tgo func() { time.Sleep(1); close(done) }()
 \t<-done
 }
 """
 # Fields that moved between patch releases of one minor version: m.allpSnapshot came in during 1.24.
-_UNSTABLE: Mapping[int, frozenset[str]] = {24: frozenset({"m.alllink", "m.lockedg"})}
+UNSTABLE: Mapping[int, frozenset[str]] = {24: frozenset({"m.alllink", "m.lockedg"})}
 
 
 def measure(program: Path, version_minor: int) -> dict[str, Any]:
@@ -45,9 +49,9 @@ def measure(program: Path, version_minor: int) -> dict[str, Any]:
         symtab = Symtab.read(binary)
         waits = read_wait_reasons(binary, symtab, lambda _: {})
         stops = read_stop_reasons(binary, symtab)
-    if not offsets or not waits:
-        raise ToolchainError(f"{program}: no layout or no wait reasons in it")
-    unstable = _UNSTABLE.get(version_minor, frozenset())
+    if not offsets or not waits or (version_minor > 20 and not stops):
+        raise ToolchainError(f"{program}: layout or reasons are missing in it")
+    unstable = UNSTABLE.get(version_minor, frozenset())
     return {
         "offsets": {name: offset for name, offset in offsets.items() if name not in unstable},
         "sizes": sizes,
@@ -77,9 +81,7 @@ def entry(version: str, source: Path) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.regenerate_layouts", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.regenerate_layouts", description=__doc__.split("\n")[0])
     parser.add_argument("--output", type=Path, default=OUTPUT, help="default: %(default)s")
     options = parser.parse_args(argv)
     kept = json.loads(OUTPUT.read_text("utf-8"))["versions"] if OUTPUT.exists() else {}
