@@ -26,10 +26,16 @@ func numbers(n int) iter.Seq[int] {
 	}
 }
 
-func puller(n int, done chan<- int) {
-	next, stop := iter.Pull(numbers(n))
+// Without arguments, so that it is started as itself and not through a wrapper that the compiler makes.
+var (
+	values int
+	done   = make(chan int, 1)
+)
+
+func puller() {
+	next, stop := iter.Pull(numbers(values))
 	sum := 0
-	for i := 0; i < n; i++ {
+	for i := 0; i < values; i++ {
 		value, _ := next()
 		sum += value
 	}
@@ -45,9 +51,9 @@ func main() {
 
 	protocol.Ready(protocol.Facts{"n": *n})
 	stop := tracing.Start(*traceFile)
-	done := make(chan int, 1)
+	values = *n
 	start := time.Now()
-	go puller(*n, done)
+	go puller()
 	if sum := <-done; sum != *n*(*n-1)/2 {
 		panic("values were lost")
 	}

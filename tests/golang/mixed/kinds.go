@@ -10,7 +10,7 @@ import (
 	"schedtrace.test/internal/protocol"
 )
 
-func consumer(messages <-chan int, done chan<- int) {
+func consume(messages <-chan int, done chan<- int) {
 	sum := 0
 	for message := range messages {
 		sum += message
@@ -19,11 +19,11 @@ func consumer(messages <-chan int, done chan<- int) {
 }
 
 // channels sends bursts to a consumer, by turns over a channel without and with room.
-func channels(w *work) {
+func channels() {
 	defer w.wait.Done()
 	for room := 0; w.running(); room = 4 - room {
 		messages, done := make(chan int, room), make(chan int)
-		go consumer(messages, done)
+		go func() { consume(messages, done) }()
 		for i := 0; i < 50; i++ {
 			messages <- 1
 		}
@@ -34,7 +34,7 @@ func channels(w *work) {
 }
 
 // selector waits for whichever of two senders comes first, or for a timer.
-func selector(w *work) {
+func selector() {
 	defer w.wait.Done()
 	for w.running() {
 		left, right := make(chan int), make(chan int)
@@ -52,7 +52,7 @@ func selector(w *work) {
 }
 
 // locker holds the mutex across a yield, so that the others find it taken and wait.
-func locker(w *work, mutex *sync.Mutex) {
+func locker() {
 	defer w.wait.Done()
 	for w.running() {
 		for i := 0; i < 10; i++ {
@@ -65,7 +65,7 @@ func locker(w *work, mutex *sync.Mutex) {
 	}
 }
 
-func sleeper(w *work) {
+func sleeper() {
 	defer w.wait.Done()
 	for w.running() {
 		time.Sleep(pace)
@@ -73,25 +73,26 @@ func sleeper(w *work) {
 	}
 }
 
-func child(wait *sync.WaitGroup) {
-	wait.Done()
+var children sync.WaitGroup
+
+func child() {
+	children.Done()
 }
 
-func spawner(w *work) {
+func spawner() {
 	defer w.wait.Done()
 	for w.running() {
-		var wait sync.WaitGroup
-		wait.Add(20)
+		children.Add(20)
 		for i := 0; i < 20; i++ {
-			go child(&wait)
+			go child()
 		}
-		wait.Wait()
+		children.Wait()
 		atomic.AddInt64(&w.spawns, 20)
 		time.Sleep(pace)
 	}
 }
 
-func yielder(w *work) {
+func yielder() {
 	defer w.wait.Done()
 	for w.running() {
 		for i := 0; i < 20; i++ {
@@ -103,7 +104,7 @@ func yielder(w *work) {
 }
 
 // spinner computes for longer than the 10 ms after which the runtime preempts a goroutine.
-func spinner(w *work) {
+func spinner() {
 	defer w.wait.Done()
 	x := uint64(88172645463325252)
 	for w.running() {
@@ -123,7 +124,7 @@ func spinner(w *work) {
 }
 
 // allocator makes about 50 MB of garbage a second, among it pointers that the collector has to follow.
-func allocator(w *work) {
+func allocator() {
 	defer w.wait.Done()
 	type link struct {
 		next *link
@@ -142,7 +143,7 @@ func allocator(w *work) {
 	}
 }
 
-func writer(w *work) {
+func writer() {
 	defer w.wait.Done()
 	file, err := os.CreateTemp("", "mixed")
 	if err != nil {

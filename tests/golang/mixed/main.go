@@ -32,6 +32,15 @@ type work struct {
 	counts
 }
 
+// What the kinds of work need. They take no arguments, so that a goroutine starts as the function it is named after
+// and not as a wrapper that the compiler makes; the execution trace looks through those, an observer from outside may
+// not.
+var (
+	w      = new(work)
+	mutex  sync.Mutex
+	server *echo
+)
+
 // running is true until the time is over.
 func (w *work) running() bool {
 	return time.Now().Before(w.until)
@@ -56,26 +65,25 @@ func main() {
 	if !*collect {
 		debug.SetGCPercent(-1)
 	}
-	server := listen()
+	server = listen()
 
 	protocol.Ready(protocol.Facts{})
 	stop := tracing.Start(*traceFile)
 	start := time.Now()
-	w := &work{until: start.Add(*duration)}
-	mutex := new(sync.Mutex)
-	w.times(2, func() { go channels(w) })
-	w.times(1, func() { go selector(w) })
-	w.times(4, func() { go locker(w, mutex) })
-	w.times(8, func() { go sleeper(w) })
-	w.times(2, func() { go client(w, server) })
-	w.times(1, func() { go spawner(w) })
-	w.times(2, func() { go yielder(w) })
-	w.times(1, func() { go spinner(w) })
+	w.until = start.Add(*duration)
+	w.times(2, func() { go channels() })
+	w.times(1, func() { go selector() })
+	w.times(4, func() { go locker() })
+	w.times(8, func() { go sleeper() })
+	w.times(2, func() { go client() })
+	w.times(1, func() { go spawner() })
+	w.times(2, func() { go yielder() })
+	w.times(1, func() { go spinner() })
 	if *collect {
-		w.times(2, func() { go allocator(w) })
+		w.times(2, func() { go allocator() })
 	}
 	if *syscalls {
-		w.times(1, func() { go writer(w) })
+		w.times(1, func() { go writer() })
 	}
 	w.wait.Wait()
 	server.close()

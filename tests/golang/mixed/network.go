@@ -35,7 +35,7 @@ func (e *echo) accept() net.Conn {
 		protocol.Fail(err)
 	}
 	e.serving.Add(1)
-	go e.serve(accepted)
+	go func() { e.serve(accepted) }()
 	return connected
 }
 
@@ -61,7 +61,7 @@ func (e *echo) close() {
 }
 
 // client sends and awaits the echo, one short message at a time.
-func client(w *work, server *echo) {
+func client() {
 	defer w.wait.Done()
 	connection := server.accept()
 	defer connection.Close()
