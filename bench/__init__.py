@@ -1,0 +1,1 @@
+"""What watching costs: developer benches, for `make bench`. They write to standard output only."""

@@ -1,0 +1,198 @@
+"""What one hit of a probe costs the target: an empty program, each part of the real ones alone, the real ones.
+
+All sit on pages of code like the one that :mod:`schedtrace.calibrate` measures with, and take turns.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from importlib.resources import files
+from pathlib import Path
+from time import thread_time_ns
+from typing import Any
+
+from bench.measurement import BenchError, Rounds, Spread, alternate, compare, print_conditions, print_limit, print_table
+from schedtrace import abi, uprobe_multi
+from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, HITS_PER_LOOP, CodePage
+from schedtrace.session import ProbeSite, Session
+
+ROUNDS = 60
+LOOPS = 500  # a sample of a millisecond or two: short enough that most are not interrupted
+STEPPED_LOOPS = 50  # a hit costs ten times as much there
+MANY_ROUNDS = 7
+GOROUTINES = (1, 1_000, 100_000)  # leave one when divided by three, see CodePage.pass_sites
+G_BYTES = 448  # what the allocator rounds a runtime.g of Go 1.27 up to
+LIMIT = 1.35
+
+PARTS = {
+    "targets_lookup": "look up the process in targets",
+    "goroutine_lookup": "look up the goroutine, 16-byte key",
+    "goroutine_update": "the same, and write its record",
+    "stats_lookup": "look up the CPU's counters",
+    "atomic_adds": "the same, and 4 atomic adds",
+    "ktime": "the time",
+    "cgroup_id": "the cgroup's id",
+    "user_read": "one byte of the target's memory",
+}
+NOTHING, EMPTY = "nothing", "an empty program"
+EMPTY_STEPPED = "an empty program, single-stepped"
+EMPTY_PERF = "an empty program, by perf's uprobe"
+REAL = {
+    "on_casgstatus: park, ready, run": CASGSTATUS,
+    "on_park_m, on_ready, on_execute": FUNCTIONS,
+}
+
+Measure = Callable[[], float]
+_BEGAN_BEFORE = abi.LostReason.BEGAN_BEFORE
+
+
+class Parts:
+    """The programs of hit_parts.c, loaded. Close it, or use it in ``with``."""
+
+    def __init__(self) -> None:
+        import bcc  # noqa: TID251 (no session's programs; and `make check` imports this without BCC)
+        from bcc import libbcc  # noqa: TID251
+
+        self._bcc, self._lib = bcc, libbcc.lib
+        folder = Path(str(files("schedtrace.bpf")))
+        os.environ["BCC_KERNEL_SOURCE"] = str(folder / "headers")
+        self._bpf = bcc.BPF(
+            text=(Path(__file__).parent / "hit_parts.c").read_bytes(), cflags=[f"-I{folder}", f"-DTGID={os.getpid()}"]
+        )
+        targets = self._bpf[b"targets"]
+        targets[targets.Key(os.getpid())] = targets.Leaf()
+        self._links: list[int] = []
+
+    def attach(self, name: str, fd: int, file_offsets: Sequence[int], *, multi: bool) -> None:
+        """Put a program on instructions of a file, by one link for all or by a perf event each, as a session does."""
+        attach_type = uprobe_multi.ATTACH_TYPE if multi else -1
+        program = self._bpf.load_func(name.encode(), self._bcc.BPF.KPROBE, attach_type=attach_type).fd
+        self._bpf.funcs.pop(name.encode())  # the next one may be attached to something else
+        path = f"/proc/self/fd/{fd}"
+        if multi:
+            self._links.append(uprobe_multi.attach(program, path, file_offsets))
+            return
+        for offset in file_offsets:
+            line = f"p_schedtrace_bench_{os.fstat(fd).st_ino}_{offset}"
+            link = self._lib.bpf_attach_uprobe(program, 0, line.encode(), path.encode(), offset, -1)
+            if link < 0:
+                raise OSError(ctypes.get_errno(), f"can't attach {name}")
+            self._links.append(link)
+
+    def follow(self, address: int, count: int) -> None:
+        """Enter goroutines into the map that goroutine_lookup looks them up in."""
+        goroutines = self._bpf[b"goroutines"]
+        for i in range(count):
+            key = goroutines.Key(address + i * G_BYTES, os.getpid(), 0)
+            goroutines[key] = goroutines.Leaf()
+
+    def close(self) -> None:
+        """Take the probes out."""
+        with ThreadPoolExecutor(len(self._links)) as pool:  # each waits for the kernel's grace periods
+            list(pool.map(os.close, self._links))
+        self._bpf.cleanup()
+
+
+def _timed(page: CodePage, loops: int, memory: Any, stride: int) -> Measure:
+    """Nanoseconds of CPU time a site passed."""
+
+    def measure() -> float:
+        start = thread_time_ns()
+        page.pass_sites(loops, memory, stride)
+        return (thread_time_ns() - start) / (loops * HITS_PER_LOOP)
+
+    return measure
+
+
+@contextmanager
+def variants(names: Sequence[str], goroutines: int = 1) -> Iterator[dict[str, Measure]]:
+    """What each of those variants takes a hit, ready to be measured, with as many goroutines in turn."""
+    memory = ctypes.create_string_buffer(goroutines * G_BYTES)
+    stride = G_BYTES if goroutines > 1 else 0
+    loops = max(LOOPS // goroutines, 1) * goroutines  # every goroutine comes back to where it began
+    measures: dict[str, Measure] = {}
+    sessions: list[Session] = []
+    multi = uprobe_multi.refusal() == 0
+    with ExitStack() as stack:
+        parts = Parts()
+        stack.callback(parts.close)
+        parts.follow(ctypes.addressof(memory), goroutines)
+        by_text = {text: name for name, text in PARTS.items()}
+        for name in names:
+            page = stack.enter_context(CodePage())
+            sites = page.stepped if name == EMPTY_STEPPED else page.emulated
+            if name in REAL:
+                session = stack.enter_context(Session(tuple(dict.fromkeys(REAL[name])), max_targets=1))
+                session.attach(page.fd, [ProbeSite(p, offset) for p, offset in zip(REAL[name], sites, strict=True)])
+                session.watch(os.getpid(), page.target(sites))
+                sessions.append(session)
+            elif name != NOTHING:
+                parts.attach(by_text.get(name, "empty"), page.fd, sites, multi=multi and name != EMPTY_PERF)
+            measures[name] = _timed(page, STEPPED_LOOPS if name == EMPTY_STEPPED else loops, memory, stride)
+            measures[name]()  # makes the records, fills the caches
+        yield measures
+        for session in sessions:
+            _check(session)
+
+
+def _check(session: Session) -> None:
+    """The programs did what they do in a target, on every hit: they saw goroutines in the states they expected."""
+    stats = session.snapshot(os.getpid()).stats
+    reasons = [reason for reason in abi.LostReason if reason not in (_BEGAN_BEFORE, abi.LostReason.COUNT)]
+    lost = {reason.name: int(stats["lost"][reason]) for reason in reasons if stats["lost"][reason]}
+    if lost or not stats["hits"].sum() == stats["transitions"].sum() > 0:
+        raise BenchError(f"{stats['hits'].sum()} hits, {stats['transitions'].sum()} transitions, lost: {lost}")
+
+
+def _hit(rounds: Rounds, name: str) -> Spread:
+    return compare(rounds, lambda one: one[name] - one[NOTHING])
+
+
+def _added(rounds: Rounds, name: str) -> Spread:
+    return compare(rounds, lambda one: one[name] - one[EMPTY])
+
+
+def _ratio(rounds: Rounds, name: str) -> Spread:
+    return compare(rounds, lambda one: (one[name] - one[NOTHING]) / (one[EMPTY] - one[NOTHING]))
+
+
+def one_goroutine() -> None:
+    """Everything, with hot caches."""
+    names = [NOTHING, EMPTY, EMPTY_STEPPED, EMPTY_PERF, *PARTS.values(), *REAL]
+    with variants(names) as measures:
+        rounds = alternate(measures, ROUNDS)
+    rows = [
+        [name, f"{_hit(rounds, name).median:.0f}", f"{_added(rounds, name).median:+.0f}", _ratio(rounds, name).text()]
+        for name in names
+        if name != NOTHING
+    ]
+    print_table(["a hit runs", "ns", "ns added", "times an empty program"], rows)
+    for name in REAL:
+        print_limit(name, _ratio(rounds, name).median, LIMIT)
+
+
+def many_goroutines() -> None:
+    """The real programs when each hit is another goroutine's."""
+    names = [NOTHING, EMPTY, PARTS["goroutine_lookup"], PARTS["goroutine_update"], PARTS["user_read"], *REAL]
+    columns = []
+    for count in GOROUTINES:
+        with variants(names, count) as measures:
+            rounds = alternate(measures, MANY_ROUNDS)
+        columns.append([f"{_hit(rounds, name).median:.0f} = {_ratio(rounds, name).median:.2f} x" for name in names[1:]])
+    rows = [[name, *(column[i] for column in columns)] for i, name in enumerate(names[1:])]
+    print_table(["ns a hit, with that many goroutines in turn", *(f"{count:,}" for count in GOROUTINES)], rows)
+
+
+def main() -> None:
+    print("CPU time of a probe hit (medians, in brackets the middle half of the rounds)")
+    print_conditions()
+    print()
+    one_goroutine()
+    print()
+    many_goroutines()
+
+
+if __name__ == "__main__":
+    main()
