@@ -171,9 +171,8 @@ def _swaps(binary: Binary, start: int, end: int) -> Iterator[tuple[int, int | No
     """(address, offset from the base pointer, None if it does not show) of 32-bit compare-and-swaps."""
     find = _arm64_swaps if binary.arch is Arch.ARM64 else _amd64_swaps
     for vaddr in range(start, end, _CHUNK):
-        before = (
-            _LEAD if vaddr > start else 0
-        )  # what an instruction at the border refers to, and the rest of it
+        # What an instruction at the border refers to, and the rest of it.
+        before = min(_LEAD, vaddr - start)
         view = binary.view(vaddr - before, min(before + _CHUNK + _LEAD, end - vaddr + before))
         for place, offset in find(view):
             if before <= place < before + _CHUNK:

@@ -38,8 +38,10 @@ func main() {
 \t<-done
 }
 """
-# Fields that moved between patch releases of one minor version: m.allpSnapshot came in during 1.24.
-UNSTABLE: Mapping[int, frozenset[str]] = {24: frozenset({"m.alllink", "m.lockedg"})}
+# Fields that moved between patch releases: m.allpSnapshot came in during 1.24, before them (go.dev/issue/74414),
+# and may have come into later releases of 1.23.
+_BEHIND_ALLP_SNAPSHOT = frozenset({"m.alllink", "m.lockedg"})
+UNSTABLE: Mapping[int, frozenset[str]] = {23: _BEHIND_ALLP_SNAPSHOT, 24: _BEHIND_ALLP_SNAPSHOT}
 
 
 def measure(program: Path, version_minor: int) -> dict[str, Any]:
