@@ -4,7 +4,8 @@
 what it cost. A number names its input: ``--only 4711`` runs input 4711 alone, ``--keep FILE`` writes it
 down.
 
-:data:`STEPS` is what is done with each file. To have more of the program run over them, add to it.
+:data:`STEPS` and :data:`SLOW_STEPS` are what is done with the files; more of the program is run over them by
+adding to these.
 """
 
 import argparse
@@ -19,11 +20,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from schedtrace.errors import SchedtraceError
+from schedtrace.plan import make_plan
 from schedtrace.symbols.binary import Binary
 from schedtrace.symbols.buildinfo import read_buildinfo
 from schedtrace.symbols.pclntab import Pclntab
@@ -66,10 +68,18 @@ def _pointers(binary: Binary) -> None:
         binary.pointers(segment.vaddr, min(segment.file_size // 8, 1000))
 
 
-STEPS: list[Callable[[Binary], object]] = [read_buildinfo, _symbols, _functions, _pointers]
+def _plan(binary: Binary) -> None:
+    make_plan(binary.path)
 
 
-def examine(path: Path) -> bool:
+Step = Callable[[Binary], object]
+STEPS: list[Step] = [read_buildinfo, _symbols, _functions, _pointers]
+# Takes twenty times as long as all of the above, so it is done with every tenth file only.
+SLOW_STEPS: list[Step] = [_plan]
+SLOW_EVERY = 10
+
+
+def examine(path: Path, steps: Sequence[Step]) -> bool:
     """Runs every step over the file; whether none of them refused it. Anything but a SchedtraceError comes
     through."""
     try:
@@ -79,7 +89,7 @@ def examine(path: Path) -> bool:
         return False
     accepted = True
     with binary:
-        for step in STEPS:
+        for step in steps:
             try:
                 step(binary)
             except SchedtraceError as error:
@@ -237,7 +247,7 @@ def run(numbers: range, *, keep: Path | None = None) -> Outcome:
         paths = [Path(folder) / str(index) for index in range(len(all_seeds))]
         for path, seed in zip(paths, all_seeds, strict=True):
             path.write_bytes(seed.image)
-            if not examine(path) and seed.name != "ls":
+            if not examine(path, STEPS) and seed.name != "ls":
                 outcome.failures.append(f"{seed.name}, unchanged: refused")
         for number in numbers:
             seed, path = all_seeds[number % len(all_seeds)], paths[number % len(all_seeds)]
@@ -255,7 +265,7 @@ def run(numbers: range, *, keep: Path | None = None) -> Outcome:
 def _one(number: int, seed: Seed, path: Path, outcome: Outcome) -> None:
     started = time.process_time()
     try:
-        outcome.accepted += examine(path)
+        outcome.accepted += examine(path, [*STEPS, *(SLOW_STEPS if number % SLOW_EVERY == 0 else [])])
     except Exception:  # noqa: BLE001 - whatever it is, it is what is looked for
         outcome.failures.append(f"input {number} ({seed.name}): {traceback.format_exc()}")
     seconds = time.process_time() - started
