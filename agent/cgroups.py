@@ -12,7 +12,7 @@ Sources: cgroups(7), cgroup_namespaces(7), Documentation/admin-guide/cgroup-v2.r
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,10 +20,11 @@ UNIFIED = "cgroup2"
 
 _DELETED = " (deleted)"
 _OCTAL_ESCAPE = re.compile(r"\\([0-7]{3})")
-_CONTAINER_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-_POD_UID = re.compile(
-    r"(?<![0-9a-z])pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})"
+# conmon, CRI-O's and podman's monitor of a container, has a cgroup of its own that bears the container's id.
+_OWNERS = re.compile(
+    r"(?<![0-9a-z])pod(?P<pod>[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})"
     r"(?![0-9a-f])"
+    r"|(?<![0-9a-f])(?<!conmon-)(?P<container>[0-9a-f]{64})(?![0-9a-f])"
 )
 # "No limit" in v1 is the largest number of whole pages (PAGE_COUNTER_MAX), which depends on the page size.
 _NO_MEMORY_LIMIT_BYTES = 1 << 62
@@ -90,10 +91,13 @@ class CpuLimit:
 @dataclass(frozen=True)
 class ContainerRef:
     """What a cgroup path says about its owner; empty where it says nothing. ``pod_uid`` has dashes as in
-    the API, except for static pods, whose uid is a bare hash."""
+    the API, except for static pods, whose uid is a bare hash. ``place`` is the path as far as the container,
+    ``nested`` whether that lies inside another container."""
 
     pod_uid: str
     container_id: str
+    place: str = field(default="", compare=False)
+    nested: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -181,12 +185,20 @@ def layout(mounts: tuple[Mount, ...]) -> str:
 
 def container_of(path: str) -> ContainerRef:
     """Pod UID and container id in a cgroup path, as the cgroupfs and systemd drivers of the container
-    runtimes write them. Of nested containers (a node that is itself a container) the innermost counts."""
-    pods, containers = _POD_UID.findall(path), _CONTAINER_ID.findall(path)
-    return ContainerRef(
-        pod_uid=pods[-1].replace("_", "-") if pods else "",
-        container_id=containers[-1] if containers else "",
-    )
+    runtimes write them.
+
+    Of pods that contain each other the outermost counts, since everything below a pod's container may have
+    been made by that container; what contains the pod is a node that is itself a container, as in kind. Where
+    there is no pod, the innermost container counts."""
+    pod_uid, container_id, end, nested = "", "", 0, False
+    for match in _OWNERS.finditer(path):
+        if match["pod"]:
+            if not pod_uid:
+                pod_uid, nested, container_id = match["pod"].replace("_", "-"), bool(container_id), ""
+        elif not (pod_uid and container_id):
+            nested, container_id, end = nested or bool(container_id), match["container"], match.end()
+    place = path[:end] + path[end:].partition("/")[0] if container_id else ""
+    return ContainerRef(pod_uid, container_id, place, nested)
 
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:

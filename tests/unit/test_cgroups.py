@@ -272,6 +272,12 @@ def test_cpu_lists() -> None:
         (f"/system.slice/docker-{CONTAINER}.scope", "", CONTAINER),
         (f"/machine.slice/libpod-{CONTAINER}.scope", "", CONTAINER),
         ("/system.slice/containerd.service", "", ""),
+        (f"/system.slice/docker-{SANDBOX}.scope/docker/{CONTAINER}", "", CONTAINER),
+        (f"/kubepods/burstable/pod{UID}/{CONTAINER}/docker/{SANDBOX}", UID, CONTAINER),
+        (f"/kubepods/burstable/pod{UID}/{CONTAINER}/kubepods/pod{'0' * 32}/{SANDBOX}", UID, CONTAINER),
+        (f"/kubepods/burstable/pod{UID}", UID, ""),
+        (f"/kubepods.slice/kubepods-{SLICE}/crio-conmon-{CONTAINER}.scope", UID, ""),
+        (f"/machine.slice/libpod-conmon-{CONTAINER}.scope", "", ""),
         (f"/x/{CONTAINER}0", "", ""),
         ("/tripod" + "0" * 32, "", ""),
         ("/", "", ""),
@@ -279,6 +285,23 @@ def test_cpu_lists() -> None:
 )
 def test_what_a_path_says_about_its_owner(path: str, pod: str, container: str) -> None:
     assert container_of(path) == ContainerRef(pod, container)
+
+
+@pytest.mark.parametrize(
+    ("path", "place", "nested"),
+    [
+        ("/kubepods/pod{uid}/{a}", "/kubepods/pod{uid}/{a}", False),
+        ("/kubepods/pod{uid}/crio-{a}.scope/container/x", "/kubepods/pod{uid}/crio-{a}.scope", False),
+        ("/docker/{b}/kubelet/kubepods/pod{uid}/{a}/x", "/docker/{b}/kubelet/kubepods/pod{uid}/{a}", True),
+        ("/docker/{b}/docker/{a}", "/docker/{b}/docker/{a}", True),
+        ("/kubepods/pod{uid}/{a}/docker/{b}", "/kubepods/pod{uid}/{a}", False),
+        ("/system.slice/nginx.service", "", False),
+    ],
+)
+def test_where_a_container_is(path: str, place: str, nested: bool) -> None:
+    names = {"uid": UID, "a": CONTAINER, "b": SANDBOX}
+    ref = container_of(path.format(**names))
+    assert (ref.place, ref.nested) == (place.format(**names), nested)
 
 
 def test_this_machine() -> None:
