@@ -14,7 +14,6 @@ import faulthandler
 import json
 import os
 import random
-import resource
 import struct
 import sys
 import tempfile
@@ -258,7 +257,9 @@ def run(numbers: range, *, keep: Path | None = None) -> Outcome:
                 _one(number, seed, path, outcome)
             faulthandler.cancel_dump_traceback_later()
     outcome.total_seconds = round(time.monotonic() - started, 1)
-    outcome.peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Not getrusage's ru_maxrss, which a child has from the process that started it.
+    status = Path("/proc/self/status").read_text()
+    outcome.peak_mib = int(status.partition("VmHWM:")[2].split()[0]) / 1024
     return outcome
 
 
