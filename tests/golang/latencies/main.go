@@ -1,12 +1,15 @@
 // Latencies: many goroutines that want few Ps, and what the runtime itself says of how long they waited.
 //
 // Prints by how much each bucket of runtime/metrics' /sched/latencies:seconds grew over the work. The runtime samples
-// one in eight of a goroutine's moves to running, so its counts are about an eighth of the true ones.
+// one in eight of the times that a goroutine stops running, so its counts are about an eighth of the true ones. With
+// -calls the goroutines also make system calls: up to Go 1.25 these are sampled, too, as waits of no length at all.
 package main
 
 import (
 	"flag"
 	"math"
+	"math/rand"
+	"os"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
@@ -28,13 +31,29 @@ func burn(n int) uint64 {
 	return x
 }
 
-// worker takes turns of uneven length: it yields after some and sleeps after others.
-func worker(id int, until time.Time, sink *uint64, turns *int64, wait *sync.WaitGroup) {
-	defer wait.Done()
-	for turn := 0; time.Now().Before(until); turn++ {
-		atomic.AddUint64(sink, burn(1000+(id*7919+turn*104729)%20000))
-		atomic.AddInt64(turns, 1)
-		if (id+turn)%4 == 0 {
+type work struct {
+	until        time.Time
+	file         *os.File // nil: no system calls
+	turns, calls int64
+	sink         uint64
+	wait         sync.WaitGroup
+}
+
+// worker takes turns of uneven length: it yields after some and sleeps after others. Which of them follows no pattern,
+// since a sample of every eighth would see one phase of it only.
+func (w *work) worker(id int) {
+	defer w.wait.Done()
+	random := rand.New(rand.NewSource(int64(id)))
+	for time.Now().Before(w.until) {
+		atomic.AddUint64(&w.sink, burn(1000+random.Intn(20000)))
+		atomic.AddInt64(&w.turns, 1)
+		for i := random.Intn(3); i > 0 && w.file != nil; i-- {
+			if _, err := w.file.WriteAt([]byte("x"), int64(id)); err != nil {
+				protocol.Fail(err)
+			}
+			atomic.AddInt64(&w.calls, 1)
+		}
+		if random.Intn(4) == 0 {
 			time.Sleep(200 * time.Microsecond)
 		} else {
 			runtime.Gosched()
@@ -52,21 +71,27 @@ func main() {
 	goroutines := flag.Int("goroutines", 40, "goroutines that want to run")
 	procs := flag.Int("procs", 2, "GOMAXPROCS")
 	duration := flag.Duration("duration", 5*time.Second, "how long they work")
+	calls := flag.Bool("calls", false, "also make system calls")
 	flag.Parse()
 	runtime.GOMAXPROCS(*procs)
 	debug.SetGCPercent(-1)
+	w := new(work)
+	if *calls {
+		var err error
+		if w.file, err = os.CreateTemp("", "latencies"); err != nil {
+			protocol.Fail(err)
+		}
+		os.Remove(w.file.Name())
+	}
 
 	protocol.Ready(protocol.Facts{"goroutines": *goroutines})
-	var sink uint64
-	var turns int64
-	var wait sync.WaitGroup
 	before := histogram()
-	until := time.Now().Add(*duration)
+	w.until = time.Now().Add(*duration)
+	w.wait.Add(*goroutines)
 	for id := 0; id < *goroutines; id++ {
-		wait.Add(1)
-		go worker(id, until, &sink, &turns, &wait)
+		go w.worker(id)
 	}
-	wait.Wait()
+	w.wait.Wait()
 	after := histogram()
 
 	// Bounds are those between buckets; the outermost ones are infinite and JSON has no word for that.
@@ -81,6 +106,6 @@ func main() {
 		}
 	}
 	protocol.Done(protocol.Facts{
-		"turns": turns, "bounds_seconds": bounds, "counts": counts, "goroutines": *goroutines,
+		"turns": w.turns, "calls": w.calls, "bounds_seconds": bounds, "counts": counts, "goroutines": *goroutines,
 	})
 }
