@@ -1,0 +1,221 @@
+"""What the agent exports to Prometheus: a collector for prometheus_client over a callable that looks at the node.
+
+Every look gives totals since the agent began; nothing is kept from one scrape to the next but which series fitted under
+the limit.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from importlib.metadata import version
+
+from prometheus_client.core import Metric
+
+from schedtrace import exposition
+from schedtrace.exposition import LINES_OF_A_HISTOGRAM, Family, Kind
+from schedtrace.histogram import Histogram
+from schedtrace.series import Labels, NodeView, Series
+
+DEFAULT_MAX_SERIES = 50_000
+"""A pod has 100 to 400 series, so this holds the pods of a full node (the kubelet's default is at most 110)."""
+
+_LABELS = ("namespace", "pod", "container", "process")
+_NS = 1e9
+# Name, kind, labels besides those of the series, help.
+_OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
+    (
+        "schedtrace_goroutine_sched_latency_seconds",
+        "histogram",
+        ("cause",),
+        "Time goroutines were runnable before they ran, by what made them runnable.",
+    ),
+    (
+        "schedtrace_goroutine_wait_seconds",
+        "histogram",
+        ("reason",),
+        "Time goroutines waited, by wait reason of the Go runtime.",
+    ),
+    (
+        "schedtrace_goroutine_transitions_total",
+        "counter",
+        ("from", "to"),
+        "Changes of goroutine state.",
+    ),
+    (
+        "schedtrace_goroutine_state_seconds_total",
+        "counter",
+        ("state",),
+        "Time goroutines spent in a state, added up over goroutines.",
+    ),
+    (
+        "schedtrace_thread_run_queue_seconds",
+        "histogram",
+        (),
+        "Time threads were runnable for the kernel before they ran.",
+    ),
+    (
+        "schedtrace_cfs_throttled_seconds_total",
+        "counter",
+        (),
+        "Time a CPU limit held CPUs back: of the container, the same for each of its processes.",
+    ),
+    (
+        "schedtrace_cpu_quota_cores",
+        "gauge",
+        (),
+        "CPU limit, in cores: of the container, the same for each of its processes.",
+    ),
+    ("schedtrace_threads", "gauge", (), "Threads of the processes."),
+    ("schedtrace_open_fds", "gauge", (), "Open file descriptors of the processes."),
+    (
+        "schedtrace_target_info",
+        "info",
+        ("go_version", "level", "symbols"),
+        "How processes are watched: their Go version, the level of seeing, and where function names came from.",
+    ),
+    (
+        "schedtrace_overhead_seconds_total",
+        "counter",
+        (),
+        "Estimated CPU time that watching cost the processes.",
+    ),
+    (
+        "schedtrace_lost_total",
+        "counter",
+        ("reason",),
+        "What could not be counted, by reason; without namespace, pod, container and process if nobody knows whose.",
+    ),
+)
+
+_Row = tuple[tuple[str, ...], float | Histogram]
+
+
+class Exporter:
+    """A collector for a prometheus_client registry, and its text without one.
+
+    ``look`` gives the node's totals; it is called once for each scrape. ``max_series`` bounds how many series (samples
+    of one scrape) there are about targets: what doesn't fit is left out by whole sets of labels, and counted. Sets that
+    were exported before go first, so that newcomers push nothing out; among others the order of the labels decides.
+    ``build`` are labels of schedtrace_build_info besides the versions of schedtrace and Python. Not for use by several
+    threads at once.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], NodeView],
+        max_series: int = DEFAULT_MAX_SERIES,
+        build: Mapping[str, str] | None = None,
+    ) -> None:
+        self._look = look
+        self._max_series = max_series
+        self._build = {"version": version("schedtrace"), "python": platform.python_version(), **(build or {})}
+        self._kept: frozenset[Labels] = frozenset()
+        self._left_out_total = 0
+        self.left_out = 0
+        """Sets of labels that didn't fit at the last scrape."""
+
+    def describe(self) -> Iterable[Metric]:
+        """All families without samples; the registry asks for this to know the names."""
+        return [exposition.metric(replace(family, rows=[])) for family in self._families(NodeView((), {}, {}))]
+
+    def collect(self) -> Iterable[Metric]:
+        """The families of one scrape. Raises what ``look`` raises."""
+        return [exposition.metric(family) for family in self._scrape()]
+
+    def text(self, *, openmetrics: bool) -> bytes:
+        """What prometheus_client makes of :meth:`collect`, much sooner. Raises what ``look`` raises."""
+        return exposition.text(self._scrape(), openmetrics=openmetrics)
+
+    def _scrape(self) -> list[Family]:
+        view = self._look()
+        return self._families(replace(view, series=self._fitting(view.series)))
+
+    def _fitting(self, series: Iterable[Series]) -> tuple[Series, ...]:
+        fitting: list[Series] = []
+        left, self.left_out = self._max_series, 0
+        for each in sorted(series, key=lambda one: (one.labels not in self._kept, one.labels)):
+            samples = _samples(each)
+            if samples <= left:
+                left -= samples
+                fitting.append(each)
+            else:
+                self.left_out += 1
+                self._left_out_total += samples
+        self._kept = frozenset(each.labels for each in fitting)
+        return tuple(sorted(fitting, key=lambda one: one.labels))
+
+    def _families(self, view: NodeView) -> list[Family]:
+        rows: dict[str, list[_Row]] = {name: [] for name, *_ in _OF_SERIES}
+        for each in view.series:
+            labels = each.labels
+            base = tuple(map(_printable, (labels.namespace, labels.pod, labels.container, labels.process)))
+            for name, own, value in _values(each):
+                rows[name].append((base + tuple(map(_printable, own)), value))
+        rows["schedtrace_lost_total"] += [(("", "", "", "", reason), n) for reason, n in sorted(view.lost.items())]
+        return [
+            *(Family(name, kind, text, _LABELS + own, rows[name]) for name, kind, own, text in _OF_SERIES),
+            Family(
+                "schedtrace_attach_failures_total",
+                "counter",
+                "Processes that could not be watched, by reason.",
+                ("reason",),
+                [((reason,), n) for reason, n in sorted(view.attach_failures.items())],
+            ),
+            Family(
+                "schedtrace_series_left_out_total",
+                "counter",
+                "Series left out because there were more than --max-series, added up over scrapes.",
+                (),
+                [((), self._left_out_total)],
+            ),
+            Family(
+                "schedtrace_build_info",
+                "info",
+                "This agent.",
+                tuple(self._build),
+                [(tuple(self._build.values()), 1)],
+            ),
+        ]
+
+
+def _values(series: Series) -> Iterable[tuple[str, tuple[str, ...], float | Histogram]]:
+    """Name, own labels and value of everything exported of one set of labels."""
+    totals = series.totals
+    for cause, histogram in sorted(totals.sched_latency.items()):
+        yield "schedtrace_goroutine_sched_latency_seconds", (cause,), histogram
+    for reason, histogram in sorted(totals.wait.items()):
+        yield "schedtrace_goroutine_wait_seconds", (reason,), histogram
+    for states, n in sorted(totals.transitions.items()):
+        yield "schedtrace_goroutine_transitions_total", states, n
+    for state, time_ns in sorted(totals.state_ns.items()):
+        yield "schedtrace_goroutine_state_seconds_total", (state,), time_ns / _NS
+    yield "schedtrace_thread_run_queue_seconds", (), totals.run_queue
+    if series.throttled_ns is not None:
+        yield "schedtrace_cfs_throttled_seconds_total", (), series.throttled_ns / _NS
+    if series.quota_cores is not None:
+        yield "schedtrace_cpu_quota_cores", (), series.quota_cores
+    yield "schedtrace_threads", (), series.threads
+    yield "schedtrace_open_fds", (), series.open_fds
+    for info in series.infos:
+        yield "schedtrace_target_info", (info.go_version, info.level, info.symbols), 1
+    yield "schedtrace_overhead_seconds_total", (), totals.overhead_ns / _NS
+    for reason, n in sorted(totals.lost.items()):
+        yield "schedtrace_lost_total", (reason,), n
+
+
+def _samples(series: Series) -> int:
+    kinds = Counter(isinstance(value, Histogram) for _, _, value in _values(series))
+    return LINES_OF_A_HISTOGRAM * kinds[True] + kinds[False]
+
+
+def _printable(text: str) -> str:
+    """A label value that any terminal and any parser can take: names of executables are bytes that strangers choose.
+    No two texts give the same."""
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(
+        c if c.isprintable() and c != "\\" else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )

@@ -1,0 +1,98 @@
+"""What the agent exports: totals per pod, container and process name. Pure.
+
+Counters of a series are the sum over all processes that ever had its labels, so that they never go backwards when one
+restarts. Durations are in nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from schedtrace.histogram import Histogram
+
+_Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True, order=True)
+class Labels:
+    """Whose series it is. Outside Kubernetes ``namespace`` and ``pod`` are empty, and ``container`` is what
+    :class:`schedtrace.pods.Owner` says: the start of the container id, a systemd service, or nothing."""
+
+    namespace: str
+    pod: str
+    container: str
+    process: str
+    """Base name of the executable."""
+
+
+@dataclass(frozen=True)
+class SeriesTotals:
+    """Counters of one series; sums of them are totals too."""
+
+    transitions: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    sched_latency: Mapping[str, Histogram] = field(default_factory=dict)
+    """By wake cause."""
+    wait: Mapping[str, Histogram] = field(default_factory=dict)
+    """By wait reason."""
+    state_ns: Mapping[str, int] = field(default_factory=dict)
+    run_queue: Histogram = field(default_factory=Histogram)
+    lost: Mapping[str, int] = field(default_factory=dict)
+    overhead_ns: int = 0
+
+    def __add__(self, other: SeriesTotals) -> SeriesTotals:
+        return SeriesTotals(
+            transitions=_add(self.transitions, other.transitions),
+            sched_latency=_add_histograms(self.sched_latency, other.sched_latency),
+            wait=_add_histograms(self.wait, other.wait),
+            state_ns=_add(self.state_ns, other.state_ns),
+            run_queue=self.run_queue + other.run_queue,
+            lost=_add(self.lost, other.lost),
+            overhead_ns=self.overhead_ns + other.overhead_ns,
+        )
+
+
+@dataclass(frozen=True, order=True)
+class TargetInfo:
+    """One way in which processes of a series are watched."""
+
+    go_version: str
+    level: str
+    symbols: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """One set of labels at one scrape.
+
+    ``throttled_ns`` is the container's cgroup's counter, None without a CPU controller; ``quota_cores`` None without a
+    quota. ``threads`` and ``open_fds`` are sums over the living processes.
+    """
+
+    labels: Labels
+    totals: SeriesTotals
+    infos: tuple[TargetInfo, ...]
+    threads: int
+    open_fds: int
+    quota_cores: float | None
+    throttled_ns: int | None
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """Everything that the agent exports at one scrape."""
+
+    series: tuple[Series, ...]
+    attach_failures: Mapping[str, int]
+    """Processes that could not be watched, by reason (a word of a bounded set)."""
+    lost: Mapping[str, int]
+    """What the agent lost that belongs to no series, by reason."""
+
+
+def _add(a: Mapping[_Key, int], b: Mapping[_Key, int]) -> dict[_Key, int]:
+    return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
+
+
+def _add_histograms(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> dict[str, Histogram]:
+    return {key: a.get(key, Histogram()) + b.get(key, Histogram()) for key in {**a, **b}}
