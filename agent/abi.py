@@ -166,6 +166,12 @@ class TargetStats(ctypes.Structure):
     )
 
 
+class ProcessEvent(ctypes.Structure):
+    """struct process_event"""
+
+    _fields_ = (("tgid", ctypes.c_uint32), ("padding", ctypes.c_uint32))
+
+
 class Thread(ctypes.Structure):
     """struct thread"""
 
@@ -184,6 +190,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "goroutine": Goroutine,
     "function_key": FunctionKey,
     "target_stats": TargetStats,
+    "process_event": ProcessEvent,
     "thread": Thread,
 }
 """Struct name in types.h -> its ctypes twin."""

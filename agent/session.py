@@ -17,10 +17,10 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from time import monotonic_ns
@@ -66,6 +66,15 @@ class Snapshot:
     foreign_hits: int
 
 
+@dataclass
+class Attachment:
+    """Probes on one executable. What closes them: descriptors of links, or of perf events with the names they go by in
+    uprobe_events."""
+
+    links: list[int] = field(default_factory=list)
+    perf_events: list[tuple[int, bytes]] = field(default_factory=list)
+
+
 class Session:
     """BPF programs and maps in the kernel, for at most ``max_targets`` processes. Close it, or use it in ``with``."""
 
@@ -77,15 +86,16 @@ class Session:
         max_goroutines: int = 1 << 17,
         max_functions: int = 1 << 14,
         max_threads: int = 1 << 14,
+        process_events: bool = False,
     ) -> None:
-        """Compile and load ``programs`` and the tracepoints. They do nothing until :meth:`watch`.
+        """Compile and load ``programs`` and the tracepoints. They do nothing until :meth:`watch`. With
+        ``process_events`` also what :meth:`executed` needs.
 
         Raises NodeUnsupported if BCC is missing or the kernel refuses, AttachFailed if BCC's idea of the shared structs
         differs from ours.
         """
         self._targets: dict[int, int] = {}
-        self._links: list[int] = []
-        self._probe_fds: list[tuple[int, bytes]] = []
+        self._attachments: list[Attachment] = []
         self._programs: dict[tuple[str, bool], int] = {}
         self._max_goroutines = max_goroutines
         self._max_functions = max_functions
@@ -104,6 +114,7 @@ class Session:
         self._multi = uprobe_multi.refusal() == 0
         flags = [f"-D{name}={value}" for name, value in sizes.items()]
         flags += [f"-DWITH_{program.upper()}" for program in programs]
+        flags += ["-DWITH_PROCESS_EVENTS"] * process_events
         with _explained("the kernel or BCC refuses the BPF programs", NodeUnsupported), _uninterrupted():
             self._bpf = bcc.BPF(text=source_text(bpf_folder).encode(), cflags=flags)
         try:
@@ -148,11 +159,13 @@ class Session:
                     "its parts are of different versions, install it anew"
                 )
 
-    def attach(self, executable_fd: int, sites: Sequence[ProbeSite], pid: int = _ANY_PROCESS) -> None:
+    def attach(self, executable_fd: int, sites: Sequence[ProbeSite], pid: int = _ANY_PROCESS) -> Attachment:
         """Put probes on the executable open at ``executable_fd``; with ``pid``, only in that process's memory.
 
         Raises AttachFailed; probes put in until then stay until :meth:`close`.
         """
+        attachment = Attachment()
+        self._attachments.append(attachment)
         path = f"/proc/self/fd/{executable_fd}"
         if self._multi and (pid == _ANY_PROCESS or uprobe_multi.pid_filter_works()):
             offsets: dict[str, list[int]] = {}
@@ -161,8 +174,8 @@ class Session:
             for program, file_offsets in offsets.items():
                 with _explained(f"can't put probe {program} at offsets {file_offsets}", AttachFailed):
                     program_fd = self._program(program, multi=True)
-                    self._links.append(uprobe_multi.attach(program_fd, path, file_offsets, max(pid, 0)))
-            return
+                    attachment.links.append(uprobe_multi.attach(program_fd, path, file_offsets, max(pid, 0)))
+            return attachment
         inode = os.fstat(executable_fd).st_ino
         for site in sites:
             # The name of a line in uprobe_events, where BCC falls back to it; BCC adds _bcc_<its pid>.
@@ -172,7 +185,24 @@ class Session:
                 fd = self._lib.bpf_attach_uprobe(program_fd, _ENTRY, name, path.encode(), site.file_offset, pid)
                 if fd < 0:
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            self._probe_fds.append((fd, name))
+            attachment.perf_events.append((fd, name))
+        return attachment
+
+    def detach(self, attachments: Sequence[Attachment]) -> None:
+        """Take probes out. It waits for grace periods of the kernel (about 0.1 s each): for all at once where that
+        helps."""
+        closing = [(os.close, link) for attachment in attachments for link in attachment.links]
+        perf_events = [event for attachment in attachments for event in attachment.perf_events]
+        closing += [(self._lib.bpf_close_perf_event_fd, fd) for fd, _ in perf_events]
+        self._attachments = [attachment for attachment in self._attachments if attachment not in attachments]
+        if closing:
+            with ThreadPoolExecutor(min(len(closing), _CLOSERS)) as pool:
+                list(pool.map(lambda task: task[0](task[1]), closing))
+        if perf_events:
+            own_lines = _own_uprobe_lines()
+            for _, name in perf_events:
+                if f"{name.decode()}_bcc_{os.getpid()}" in own_lines:
+                    self._lib.bpf_detach_uprobe(name)
 
     def watch(self, pid: int, target: abi.Target) -> None:
         """Begin to count process ``pid``, whose executable carries the probes. Sets the target's slot and start."""
@@ -215,6 +245,45 @@ class Session:
         foreign = self._foreign_hits() - self._foreign_before
         return Snapshot(now_ns, self._maps.stats(slot), ended, values[keys["tgid"] == pid], foreign)
 
+    def snapshots(self) -> dict[int, Snapshot]:
+        """A snapshot of every target, without functions: one look at the goroutines for all."""
+        now_ns = monotonic_ns()
+        keys, values = self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
+        return {
+            pid: Snapshot(now_ns, self._maps.stats(slot), {}, values[keys["tgid"] == pid], 0)
+            for pid, slot in self._targets.items()
+        }
+
+    def release(self, pid: int) -> None:
+        """Forget a process that :meth:`unwatch` was called for, so that its place can be taken by another."""
+        slot = self._targets.pop(pid)
+        keys, _ = self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
+        self._maps.delete("goroutines", keys[keys["tgid"] == pid])
+        keys, _ = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._max_functions)
+        self._maps.delete("functions", keys[keys["slot"] == slot])
+        self._maps.zero_stats(slot)
+        self._free_slots.append(slot)
+
+    @property
+    def has_room(self) -> bool:
+        """Can one more process be watched?"""
+        return bool(self._free_slots)
+
+    def executed(self, callback: Callable[[int], None], on_lost: Callable[[int], None]) -> Sequence[int]:
+        """Have ``callback`` called with the PID of every process on the node that executes a program, from
+        :meth:`poll`; ``on_lost`` with how many were lost. Returns the descriptors to poll for."""
+        table = self._table("process_events")
+
+        def unpack(_cpu: int, data: int, _size: int) -> None:
+            callback(int(abi.ProcessEvent.from_address(data).tgid))
+
+        table.open_perf_buffer(unpack, page_cnt=_EVENT_PAGES, lost_cb=on_lost)
+        return [self._lib.perf_reader_fd(reader) for reader in self._bpf.perf_buffers.values()]
+
+    def poll(self) -> None:
+        """Make the calls that :meth:`executed` asked for. Doesn't wait."""
+        self._bpf.perf_buffer_poll(timeout=0)
+
     def _foreign_hits(self) -> int:
         return int(self._maps.per_cpu("foreign_hits", 0, np.dtype(np.uint64)).sum())
 
@@ -228,23 +297,12 @@ class Session:
         """Take all probes out and free the maps. May be called twice."""
         # BCC would take up what was left half done when Python ends, and close the same descriptors again.
         with _uninterrupted():
-            links, self._links = self._links, []
-            probes, self._probe_fds = self._probe_fds, []
-            # Taking a probe out waits for the kernel's grace periods (about 0.1 s): all at once, not in turn.
-            closing = [(os.close, link) for link in links]
-            closing += [(self._lib.bpf_close_perf_event_fd, fd) for fd, _ in probes]
-            if closing:
-                with ThreadPoolExecutor(min(len(closing), _CLOSERS)) as pool:
-                    list(pool.map(lambda task: task[0](task[1]), closing))
-            if probes:
-                own_lines = _own_uprobe_lines()
-                for _, name in probes:
-                    if f"{name.decode()}_bcc_{os.getpid()}" in own_lines:
-                        self._lib.bpf_detach_uprobe(name)
+            self.detach(self._attachments)
             self._bpf.cleanup()
 
 
 _CLOSERS = 256
+_EVENT_PAGES = 64
 
 
 def _import_bcc() -> Any:

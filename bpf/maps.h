@@ -15,6 +15,10 @@ BPF_PERCPU_ARRAY(stats, struct target_stats, MAX_TARGETS);
 /* Probes sit on an executable, not on a process: hits by processes nobody asked about are paid for all the same. */
 BPF_PERCPU_ARRAY(foreign_hits, __u64, 1);
 
+#ifdef WITH_PROCESS_EVENTS
+BPF_PERF_OUTPUT(process_events);
+#endif
+
 /* A uprobe's program can be preempted by another thread that hits a probe on the same CPU, so even per-CPU counters
  * are added to atomically: a count that is nearly right is wrong. */
 static __always_inline void add(__u64 *counter, __u64 value)

@@ -93,20 +93,31 @@ TRACEPOINT_PROBE(sched, sched_process_exit)
 
 /* After execve the process is another program: what it does is not recorded, and user space is told. Of its threads
  * only one is left. */
-TRACEPOINT_PROBE(sched, sched_process_exec)
+static __always_inline void another_program(__u32 tgid)
 {
-	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
 	struct target *target = targets.lookup(&tgid);
 	struct target_stats *s;
 
 	if (!target)
-		return 0;
+		return;
 	__u32 slot = target->slot;
 	s = stats.lookup(&slot);
 	if (s)
 		add(&s->executions, 1);
 	targets.delete(&tgid);
 	threads.delete(&tgid);
+}
+
+TRACEPOINT_PROBE(sched, sched_process_exec)
+{
+	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
+
+	another_program(tgid);
+#ifdef WITH_PROCESS_EVENTS
+	struct process_event event = { .tgid = tgid };
+
+	process_events.perf_submit(args, &event, sizeof(event));
+#endif
 	return 0;
 }
 

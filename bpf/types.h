@@ -147,6 +147,12 @@ struct target_stats {
 	__u64 executions;            /* execve seen: the target is another program now */
 };
 
+/* Sent for every execve on the node, where the agent looks for Go processes. */
+struct process_event {
+	__u32 tgid;
+	__u32 padding;
+};
+
 /* threads[tid] of targets. */
 struct thread {
 	__u64 runnable_since_ns;     /* 0: running, or blocked */
