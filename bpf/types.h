@@ -62,7 +62,7 @@ enum lost_reason {
 #define REASON_UNKNOWN 63    /* not read: the layout is not known, or the read failed */
 #define OFFSET_UNKNOWN 0xffff
 #define SITE_LIMIT 32        /* probes of one target; the last counts hits at an address that is not known */
-#define INJECT_LIMIT 128     /* netpoll hands over at most 128 goroutines at once */
+#define INJECT_LIMIT 256     /* netpoll hands over at most 256 at once: reader and writer for each of 128 events */
 
 struct histogram {
 	__u64 slots[HISTOGRAM_SLOTS];
