@@ -1,0 +1,31 @@
+"""All benches, one after the other: `make bench`. Takes about five minutes and writes to standard output only."""
+
+import sys
+import time
+
+from bench import against_bpftrace, attach_time, hit_cost, http
+from bench.measurement import BenchError
+from tools import kernel_access
+from tools.toolchains import ToolchainError
+
+BENCHES = (hit_cost.main, against_bpftrace.main, http.main, attach_time.main)
+
+
+def main() -> int:
+    if missing := kernel_access.missing():
+        print(f"bench: {missing}", file=sys.stderr)
+        return 77
+    start = time.monotonic()
+    try:
+        for bench in BENCHES:
+            bench()
+            print("\n", flush=True)
+    except (BenchError, ToolchainError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    print(f"{time.monotonic() - start:.0f} s in all")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""One attach in this process, timed stage by stage: `python -m bench.attach_stages PID START`, for attach_time.
+
+START is when the process was started, by CLOCK_MONOTONIC in seconds. Prints JSON: seconds by stage. Imports
+little itself, since the time that imports take is part of what is measured.
+"""
+
+import functools
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+# Stage -> function that is it. Some may go on at the same time.
+STAGES = {
+    "plan": ("schedtrace.attach", "make_plan"),
+    "compile and load": ("schedtrace.session", "Session.__init__"),
+    "put probes": ("schedtrace.session", "Session.attach"),
+    "calibrate": ("schedtrace.attach", "Watch._calibrate"),
+}
+IMPORTS, COUNTING, DATA, CPU = "start and imports", "counting from", "first data at", "CPU time until then"
+DATA_SECONDS = 5.0
+
+
+def _timed(stage: str, function: Callable[..., Any], spent: dict[str, float]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.monotonic()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            spent[stage] = spent.get(stage, 0.0) + time.monotonic() - start
+
+    return timed
+
+
+def _wrap(stage: str, spent: dict[str, float]) -> None:
+    module, name = STAGES[stage]
+    owner: Any = importlib.import_module(module)
+    *outer, last = name.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    setattr(owner, last, _timed(stage, getattr(owner, last), spent))
+
+
+def measure(pid: int, started: float) -> dict[str, float]:
+    """Attach to a process as the command does; seconds since ``started`` or by stage. Raises TimeoutError if the
+    process does nothing."""
+    for module in ("schedtrace.cli", "schedtrace.live"):  # what the command line imports for `attach`
+        importlib.import_module(module)
+    spent = {IMPORTS: time.monotonic() - started}
+    for stage in STAGES:
+        _wrap(stage, spent)
+    with importlib.import_module("schedtrace.attach").Watch(pid) as watch:
+        spent[COUNTING] = time.monotonic() - started
+        deadline = time.monotonic() + DATA_SECONDS
+        while not watch.window().transitions:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {pid} did nothing for {DATA_SECONDS:.0f} s")
+            time.sleep(0.001)
+        spent[DATA] = time.monotonic() - started
+        spent[CPU] = time.process_time()
+    return spent
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(int(sys.argv[1]), float(sys.argv[2]))))
