@@ -3,8 +3,8 @@
 import subprocess
 
 import pytest
-from schedtrace.plan import FunctionNames
 
+from schedtrace.plan import FunctionNames
 from tools import toolchains
 
 
