@@ -62,7 +62,7 @@ enum lost_reason {
 #define REASON_UNKNOWN 63    /* not read: the layout is not known, or the read failed */
 #define OFFSET_UNKNOWN 0xffff
 #define SITE_LIMIT 32        /* probes of one target; the last counts hits at an address that is not known */
-#define INJECT_LIMIT 256     /* netpoll hands over at most 256 at once: reader and writer for each of 128 events */
+#define INJECT_LIMIT 128     /* netpoll can hand over 256 at once; the verifier walks through no more than this */
 
 struct histogram {
 	__u64 slots[HISTOGRAM_SLOTS];
