@@ -85,7 +85,7 @@ class CpuLimit:
     def stat(self) -> CpuStat | None:
         """How much this limit throttled so far: of the level that sets it, since every level above and
         below that has a quota counts the same throttling again. None if that cgroup has gone."""
-        return _read_cpu_stat(self.directory)
+        return read_cpu_stat(self.directory)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Membership:
         if limit is not None:
             return limit.stat()
         cgroup = self.of_controller("cpu")
-        return _read_cpu_stat(cgroup.levels[0]) if cgroup and cgroup.levels else None
+        return read_cpu_stat(cgroup.levels[0]) if cgroup and cgroup.levels else None
 
     def cpuset(self) -> tuple[int, ...] | None:
         """The CPUs that the process's cgroup may use, ascending; None without a cpuset controller."""
@@ -337,7 +337,7 @@ def _quota_cores(directory: str, hierarchy: str) -> float | None:
     return None if int(quota) < 0 or int(period) <= 0 else int(quota) / int(period)
 
 
-def _read_cpu_stat(directory: str) -> CpuStat | None:
+def read_cpu_stat(directory: str) -> CpuStat | None:
     text = _read(directory, "cpu.stat") or ""
     values = {
         name: int(value) for name, _, value in (line.partition(" ") for line in text.split("\n")) if value

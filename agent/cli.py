@@ -133,6 +133,80 @@ def check(as_json: bool) -> int:
     return report.exit_code
 
 
+@schedtrace.command(
+    cls=_Examples,
+    examples=[
+        ("agent", "every Go process of this node, at 127.0.0.1:9755/metrics"),
+        ("agent --listen 0.0.0.0:9755", "for a Prometheus elsewhere"),
+        ("agent --select shop --select 'pay/api-*'", "only a namespace, and some pods of another"),
+    ],
+)
+@click.option("--listen", default="127.0.0.1:9755", show_default=True, help="Address to serve metrics at: HOST:PORT.")
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="GLOBS",
+    help="Watch only NAMESPACE/POD/CONTAINER/PROCESS; parts left out match all. May be given several times.",
+)
+@click.option(
+    "--log-root",
+    default="/var/log",
+    show_default=True,
+    type=click.Path(file_okay=False),
+    help="Where the node's /var/log is, whose folder containers/ names pods.",
+)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "--max-series",
+    type=click.IntRange(min=1),
+    default=50_000,
+    show_default=True,
+    help="At most so many series about targets; what doesn't fit is left out and counted.",
+)
+@click.option(
+    "--max-targets",
+    type=click.IntRange(min=1, max=1 << 14),
+    default=512,
+    show_default=True,
+    help="At most so many processes at once (about 20 kB of kernel memory each and CPU).",
+)
+@click.option("--max-goroutines", type=click.IntRange(min=1, max=1 << 24), default=1 << 17, show_default=True)
+@click.option("--tls-certificate", type=click.Path(dir_okay=False), help="Serve over TLS: certificate (PEM).")
+@click.option("--tls-key", type=click.Path(dir_okay=False), help="Its private key (PEM).")
+@click.option("--tls-client-ca", type=click.Path(dir_okay=False), help="Serve only clients with certificates of it.")
+def agent(
+    listen: str,
+    select: tuple[str, ...],
+    log_root: str,
+    log_format: str,
+    max_series: int,
+    max_targets: int,
+    max_goroutines: int,
+    tls_certificate: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+) -> None:
+    """Watch every Go process of this node and serve totals per pod to Prometheus."""
+    from schedtrace.agent import Options, run
+    from schedtrace.tls import TlsFiles
+
+    if bool(tls_certificate) != bool(tls_key) or (tls_client_ca and not tls_certificate):
+        raise click.UsageError("--tls-certificate and --tls-key go together, and --tls-client-ca with them")
+    tls = TlsFiles(tls_certificate, tls_key, tls_client_ca or "") if tls_certificate and tls_key else None
+    run(
+        Options(
+            listen=listen,
+            select=select,
+            log_root=log_root,
+            log_json=log_format == "json",
+            max_series=max_series,
+            max_targets=max_targets,
+            max_goroutines=max_goroutines,
+            tls=tls,
+        )
+    )
+
+
 def _print(listing: Listing, as_json: bool) -> None:
     if as_json:
         json.dump(listing.json, sys.stdout)
@@ -140,7 +214,7 @@ def _print(listing: Listing, as_json: bool) -> None:
     else:
         from rich.console import Console
 
-        Console(highlight=False).print(listing.text)
+        Console(highlight=False).print(listing.text, soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

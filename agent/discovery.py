@@ -66,12 +66,12 @@ def look_at(path: str) -> GoBinary | None:
     try:
         return GoBinary(plan.make_plan(path).go_version, FULL, "")
     except NotTraceable as error:
-        if not _has_build_information(path):
+        if not has_build_information(path):
             return None
         return GoBinary("unknown", "", str(error).removeprefix(f"{path}: "))
 
 
-def _has_build_information(path: str) -> bool:
+def has_build_information(path: str) -> bool:
     """Did Go's linker (1.13 and newer) leave its mark? Tells a Go program that is refused from all others."""
     with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         at = content.find(_BUILD_INFORMATION)

@@ -74,6 +74,10 @@ class PidFd:
         poll.register(self._fd, select.POLLIN)
         return bool(poll.poll(timeout_seconds * 1000))
 
+    def fileno(self) -> int:
+        """The descriptor, readable once the process has exited."""
+        return self._fd
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

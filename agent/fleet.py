@@ -1,0 +1,381 @@
+"""All Go processes of a node under watch: births and deaths, probes per executable, totals per series.
+
+Births come from sched_process_exec through BPF, and from a look through /proc now and then, in case an event was lost
+or a process never executes (a fork). Deaths come from pidfds. Everything runs in one thread, :meth:`Fleet.run`, but for
+:meth:`Fleet.view`, which scrapes call.
+
+One executable is probed once, whatever number of processes runs it: with probes for each, every hit would count for
+all. If only some processes are selected, each of those gets probes of its own, confined to its memory, so that the
+others don't pay.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from schedtrace import join, target
+from schedtrace.accounts import Accounts, Owner
+from schedtrace.binaries import Binaries, GoBinary, file_key
+from schedtrace.cgroups import Membership, container_of, read_cpu_stat, read_membership, read_mounts
+from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
+from schedtrace.logs import EventLog
+from schedtrace.pods import PodIndex
+from schedtrace.procfs import Process, open_process
+from schedtrace.selection import Selection
+from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
+from schedtrace.session import Attachment, Session, Snapshot
+
+LEVEL = "full"
+# What the kernel puts in place of the probed instruction: int3, and brk with its own number (BRK64_OPCODE_UPROBES).
+_BREAKPOINTS = {"x86_64": b"\xcc", "aarch64": (0xD42000A0).to_bytes(4, "little")}
+_SCAN_SECONDS = 30.0
+_TICK_SECONDS = 1.0
+_PATIENCE_SECONDS = 60.0
+"""How long a container may go without the link that names its pod, before it goes by its id."""
+_IDLE_PROBES_SECONDS = 30.0
+"""How long the probes of an executable stay after its last process: a crashing container comes back."""
+
+
+@dataclass(eq=False)
+class _Probed:
+    """Probes in the kernel, and the processes that count through them."""
+
+    binary: GoBinary
+    attachment: Attachment
+    pids: set[int] = field(default_factory=set)
+    idle_since: float = 0.0
+
+
+@dataclass(eq=False)
+class _Watched:
+    """A process that is counted. ``labels`` is None until its pod's name is known."""
+
+    process: Process
+    probed: _Probed
+    membership: Membership
+    labels: Labels | None
+
+
+class Fleet:
+    """Watches what ``selection`` names, through ``session``, which must have been made with all programs, process
+    events and room for one more target than there will be (the cost of a hit is measured with it)."""
+
+    def __init__(
+        self, session: Session, programs: Sequence[str], pods: PodIndex, selection: Selection, events: EventLog
+    ) -> None:
+        self._session, self._pods, self._selection, self._events = session, pods, selection, events
+        self._lock = threading.Lock()
+        self._mounts = read_mounts()
+        self._binaries = Binaries()
+        self._accounts = Accounts()
+        self._costs = target.measure_costs(session, programs, (True, False))
+        self._watched: dict[int, _Watched] = {}
+        self._probed: list[_Probed] = []
+        self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name
+        self._lost = Counter[str]()
+        self._failures = Counter[str]()
+        self._executed: deque[int] = deque()
+        self._descriptors = session.executed(self._executed.append, self._events_lost)
+        self.ready = threading.Event()
+
+    def _events_lost(self, count: int) -> None:
+        self._lost["process_events"] += count
+
+    def run(self, stop: threading.Event) -> None:
+        """Watch until ``stop`` is set. Sets :attr:`ready` once what ran at the start is watched."""
+        next_scan = 0.0
+        while not stop.is_set():
+            if monotonic() >= next_scan:
+                self._executed.extend(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+                next_scan = monotonic() + _SCAN_SECONDS
+            while self._executed and not stop.is_set():
+                self._consider(self._executed.popleft())
+            self.ready.set()
+            self._wait()
+            self._session.poll()
+            self._tick()
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        for descriptor in self._descriptors:
+            poll.register(descriptor, select.POLLIN)
+        for watched in self._watched.values():
+            poll.register(watched.process.pidfd.fileno(), select.POLLIN)
+        poll.poll(_TICK_SECONDS * 1000)
+
+    # Births
+
+    def _consider(self, pid: int) -> None:
+        """A process has executed a program, or has been found: watch it if it is Go and selected."""
+        try:
+            status = Path(f"/proc/{pid}/exe").stat()
+            if self._binaries.known_not_go(file_key(status)):
+                self._bury(pid)
+                return
+            if pid in self._watched and self._session.is_watched(pid):
+                return  # seen by the look through /proc
+            self._bury(pid)
+            self._take_up(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            self._bury(pid)  # a kernel thread, or gone already
+        except PermissionError:
+            self._fail("permission", pid, f"can't look into process {pid}: it needs CAP_SYS_PTRACE")
+        except SchedtraceError as error:
+            self._fail(_reason_of(error), pid, str(error))
+
+    def _take_up(self, pid: int) -> None:
+        process = open_process(pid)
+        keep = False
+        try:
+            executable_fd = process.open_executable()
+            try:
+                binary = self._binaries.look(executable_fd, f"{process.exe} (PID {pid})")
+                if binary is None:
+                    return
+                if binary.plan is None:
+                    self._fail("unsupported_binary", pid, binary.refusal)
+                    return
+                keep = self._watch(process, binary, executable_fd)
+            finally:
+                os.close(executable_fd)
+        finally:
+            if not keep:
+                process.close()
+
+    def _watch(self, process: Process, binary: GoBinary, executable_fd: int) -> bool:
+        membership = read_membership(process.pid, self._mounts)
+        labels = self._labels(process, membership)
+        if not self._selection.everything:
+            if labels is None:
+                self._unnamed.setdefault(process.pid, monotonic() + _PATIENCE_SECONDS)
+                return False
+            if labels not in self._selection:
+                return False
+        if not self._session.has_room:
+            raise AttachFailed(f"no room for process {process.pid} ({process.name}): see --max-targets")
+        probed = self._probes_for(process, binary, executable_fd)
+        assert binary.plan
+        with self._lock:
+            probed.pids.add(process.pid)
+            self._watched[process.pid] = watched = _Watched(process, probed, membership, None)
+            self._session.watch(process.pid, target.record_of(binary.plan, process.load_bias()))
+            self._name(watched, labels)
+        self._events.info(
+            "watching", "watching a Go process", pid=process.pid, exe=process.exe, go=binary.plan.go_version
+        )
+        return True
+
+    def _probes_for(self, process: Process, binary: GoBinary, executable_fd: int) -> _Probed:
+        """The probes on the process's executable: those that are there, or new ones."""
+        assert binary.plan
+        if self._selection.everything:
+            for probed in self._probed:
+                same = probed.binary.key == binary.key
+                if same or (
+                    probed.binary.may_be_same_file(binary.key) and _has_breakpoint(process, binary)
+                ):
+                    return probed
+        only = -1 if self._selection.everything else process.pid
+        attachment = self._session.attach(executable_fd, target.sites_of(binary.plan), only)
+        probed = _Probed(binary, attachment)
+        self._probed.append(probed)
+        return probed
+
+    def _labels(self, process: Process, membership: Membership, *, patient: bool = True) -> Labels | None:
+        """Whose a process is; None if its pod's name may still come and one is patient."""
+        owner = self._pods.owner_of_process(membership)
+        if owner.problem:
+            self._events.warning("pod_name", owner.problem, pid=process.pid)
+        if owner.pending and patient:
+            return None
+        return Labels(owner.namespace, owner.pod, owner.container, process.name)
+
+    def _name(self, watched: _Watched, labels: Labels | None) -> None:
+        if labels is None:
+            self._unnamed.setdefault(watched.process.pid, monotonic() + _PATIENCE_SECONDS)
+            return
+        watched.labels = labels
+        self._unnamed.pop(watched.process.pid, None)
+        plan = watched.probed.binary.plan
+        assert plan
+        info = TargetInfo(plan.go_version, LEVEL, plan.symbols)
+        self._accounts.open(labels, _owner(watched.membership), info)
+
+    def _fail(self, reason: str, pid: int, message: str) -> None:
+        self._failures[reason] += 1
+        self._events.warning(reason, message, pid=pid)
+
+    # Deaths and what else changes
+
+    def _tick(self) -> None:
+        for pid, watched in list(self._watched.items()):
+            if watched.process.exited():
+                self._bury(pid)
+        self._retry_names()
+        self._follow_moves()
+        self._remove_idle_probes()
+
+    def _bury(self, pid: int) -> None:
+        """A process has exited, or executes another program: keep what it did, and make room."""
+        watched = self._watched.get(pid)
+        if watched is None:
+            self._unnamed.pop(pid, None)
+            return
+        with self._lock:
+            self._settle(watched)
+            del self._watched[pid]
+            self._unnamed.pop(pid, None)
+            watched.probed.pids.discard(pid)
+            watched.probed.idle_since = monotonic()
+            watched.process.close()
+
+    def _settle(self, watched: _Watched) -> None:
+        """Pay what a process did into its account."""
+        pid = watched.process.pid
+        self._session.unwatch(pid)
+        totals = self._totals(watched, self._session.snapshot(pid))
+        if watched.labels is None:
+            self._name(watched, self._labels(watched.process, watched.membership, patient=False))
+        assert watched.labels
+        self._accounts.pay_in(watched.labels, totals)
+        self._session.release(pid)
+
+    def _retry_names(self) -> None:
+        for pid, until in list(self._unnamed.items()):
+            watched = self._watched.get(pid)
+            if watched is None:  # not selected until its name is known
+                del self._unnamed[pid]
+                self._executed.append(pid)
+                continue
+            labels = self._labels(watched.process, watched.membership, patient=monotonic() < until)
+            with self._lock:
+                if labels is not None:
+                    self._name(watched, labels)
+
+    def _follow_moves(self) -> None:
+        """Processes that were moved to another cgroup count into its labels from now on."""
+        for pid, watched in list(self._watched.items()):
+            with suppress(OSError, SchedtraceError):
+                membership = read_membership(pid, self._mounts)
+                if membership != watched.membership:
+                    self._bury(pid)
+                    self._executed.append(pid)
+
+    def _remove_idle_probes(self) -> None:
+        idle = [
+            probed
+            for probed in self._probed
+            if not probed.pids
+            and (monotonic() - probed.idle_since > _IDLE_PROBES_SECONDS or not self._selection.everything)
+        ]
+        if idle:
+            self._probed = [probed for probed in self._probed if probed not in idle]
+            self._session.detach([probed.attachment for probed in idle])
+
+    # Scrapes
+
+    def view(self) -> NodeView:
+        """What there is to export now. May be called from another thread than :meth:`run`'s, one call at a time."""
+        with self._lock:
+            living = self._living_totals()
+            series = []
+            for labels, account in self._accounts.for_scrape(living.keys()):
+                processes = [w for w in self._watched.values() if w.labels == labels]
+                totals, throttled_ns = account.totals, account.refresh_throttling(_throttled_ns)
+                for more in living.get(labels, ()):
+                    totals = totals + more
+                limits = [limit.cores for w in processes if (limit := w.membership.cpu_limit())]
+                series.append(
+                    Series(
+                        labels=labels,
+                        totals=totals,
+                        infos=tuple(sorted(account.infos)),
+                        threads=_sum_of(processes, lambda process: len(process.thread_ids())),
+                        open_fds=_sum_of(processes, lambda process: process.open_fd_count()),
+                        quota_cores=min(limits, default=None),
+                        throttled_ns=throttled_ns,
+                    )
+                )
+            return NodeView(tuple(series), dict(self._failures), dict(self._lost))
+
+    def _living_totals(self) -> dict[Labels, list[SeriesTotals]]:
+        totals: dict[Labels, list[SeriesTotals]] = {}
+        for pid, snapshot in self._session.snapshots().items():
+            watched = self._watched.get(pid)
+            if watched and watched.labels:
+                totals.setdefault(watched.labels, []).append(self._totals(watched, snapshot))
+        return totals
+
+    def _totals(self, watched: _Watched, snapshot: Snapshot) -> SeriesTotals:
+        plan = watched.probed.binary.plan
+        assert plan
+        counts = join.counts(snapshot, target.reasons_of(plan), lambda _: None)
+        state_ns = Counter[str]()
+        for time in counts.states:
+            state_ns[time.state] += time.time_ns
+        return SeriesTotals(
+            transitions=counts.transitions,
+            sched_latency=counts.sched_latency,
+            wait=counts.wait,
+            state_ns=state_ns,
+            run_queue=counts.run_queue,
+            lost=counts.lost,
+            overhead_ns=target.overhead_ns(plan, counts.hits, self._costs) or 0,
+        )
+
+    def close(self) -> None:
+        """Let go of the processes."""
+        for watched in self._watched.values():
+            watched.process.close()
+        self._watched.clear()
+
+
+def _reason_of(error: SchedtraceError) -> str:
+    """A word of a bounded set for why a process can't be watched."""
+    if isinstance(error, PermissionDenied):
+        return "permission"
+    return "vanished" if isinstance(error, NotTraceable) else "attach_failed"
+
+
+def _owner(membership: Membership) -> Owner:
+    """The cgroup directories that stand for a process's container and for its pod. A container's parent is its pod's;
+    outside of containers the cgroup itself stands for both, and the root cgroup, which always exists, for none."""
+    main = membership.main
+    if main is None or not main.levels or main.path == "/":
+        return Owner("", "")
+    in_pod = bool(container_of(main.path).pod_uid) and len(main.levels) > 1
+    return Owner(main.levels[0], main.levels[1] if in_pod else main.levels[0])
+
+
+def _throttled_ns(directory: str) -> int | None:
+    stat = read_cpu_stat(directory)
+    return stat.throttled_ns if stat else None
+
+
+def _sum_of(watched: Sequence[_Watched], count: Callable[[Process], int]) -> int:
+    """Add up over processes, without those that have gone meanwhile."""
+    total = 0
+    for one in watched:
+        with suppress(SchedtraceError):
+            total += count(one.process)
+    return total
+
+
+def _has_breakpoint(process: Process, binary: GoBinary) -> bool:
+    """Is there a breakpoint at the binary's first probe in this process's memory? Then its executable is the inode that
+    is probed already, whatever stat(2) says of it."""
+    assert binary.plan
+    breakpoint_code = _BREAKPOINTS[platform.machine()]
+    address = process.load_bias() + binary.plan.probes[0].vaddr
+    with suppress(OSError), Path(f"/proc/{process.pid}/mem").open("rb") as memory:
+        return os.pread(memory.fileno(), len(breakpoint_code), address) == breakpoint_code
+    return False

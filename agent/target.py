@@ -1,0 +1,61 @@
+"""A plan made fit for one process: the record that the BPF programs keep of it, and what its hits cost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+
+from schedtrace import abi, calibrate
+from schedtrace.errors import AttachFailed
+from schedtrace.plan import ProbePlan
+from schedtrace.reasons import target_record
+from schedtrace.session import ProbeSite, Session
+
+_STALE_REASONS_UNTIL = 19  # Go 1.19
+
+Costs = Mapping[bool, float]
+"""CPU time of a hit in ns, by "does the kernel emulate the probed instruction"."""
+
+
+def sites_of(plan: ProbePlan) -> list[ProbeSite]:
+    """Where the plan's probes go in the file. Raises AttachFailed if they are more than one target can have."""
+    if len(plan.probes) >= abi.SITE_LIMIT:
+        raise AttachFailed(
+            f"{len(plan.probes)} probes are more than the {abi.SITE_LIMIT - 1} that one target can have"
+        )
+    return [ProbeSite(probe.program, probe.file_offset) for probe in plan.probes]
+
+
+def record_of(plan: ProbePlan, load_bias: int) -> abi.Target:
+    """The BPF side's record of a process that runs the plan's binary at ``load_bias``, but for its slot and start."""
+    layout = plan.layout
+    record = target_record(
+        layout.offsets if layout else {},
+        reasons_of(plan),
+        stale_reasons=bool(layout and layout.minor <= _STALE_REASONS_UNTIL),
+    )
+    for i, probe in enumerate(plan.probes):
+        record.sites[i] = load_bias + probe.vaddr
+    return record
+
+
+def reasons_of(plan: ProbePlan) -> tuple[str, ...]:
+    """Names of wait reasons by number; empty if not known."""
+    return plan.layout.wait_reasons if plan.layout else ()
+
+
+def measure_costs(session: Session, programs: Collection[str], kinds: Collection[bool]) -> Costs | None:
+    """Cost of a hit for each of ``kinds`` (see :data:`Costs`) with ``programs``, which ``session`` has loaded; None if
+    it can't be measured. The session needs room for one more target while this is done."""
+    for cycle in (calibrate.CASGSTATUS, calibrate.FUNCTIONS):
+        if set(cycle) <= set(programs):
+            with suppress(AttachFailed, OSError):
+                return {kind: calibrate.cost_ns(session, cycle, stepped=not kind) for kind in kinds}
+    return None
+
+
+def overhead_ns(plan: ProbePlan, hits: Sequence[int], costs: Costs | None) -> int | None:
+    """What the hits of a target, by site, have cost it: CPU time in ns, an estimate; None without costs."""
+    if costs is None:
+        return None
+    return round(sum(n * costs[probe.emulated] for n, probe in zip(hits, plan.probes, strict=False)))
