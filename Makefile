@@ -5,7 +5,7 @@ PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 RUN_PACKAGES := python3-venv python3-bpfcc
-TEST_PACKAGES := $(RUN_PACKAGES) golang-1.19-go gcc libc6-dev binutils prometheus
+TEST_PACKAGES := $(RUN_PACKAGES) golang-1.19-go gcc libc6-dev binutils openssl prometheus
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check lint types bench layouts packages test-packages
