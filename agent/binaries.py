@@ -9,6 +9,7 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from schedtrace import isolated
 from schedtrace.discovery import has_build_information
 from schedtrace.errors import NotTraceable
 from schedtrace.plan import ProbePlan, make_plan
@@ -56,11 +57,19 @@ class Binaries:
             return self._known[key]
         path = f"/proc/self/fd/{executable_fd}"
         try:
-            binary: GoBinary | None = GoBinary(key, make_plan(path), "")
+            plan, refusal = isolated.call(lambda: _plan_or_refusal(path))
         except NotTraceable as error:
-            refusal = str(error).replace(path, shown_as)
-            binary = GoBinary(key, None, refusal) if has_build_information(path) else None
+            plan, refusal = None, f"{shown_as}: {error}"
+        binary = GoBinary(key, plan, refusal.replace(path, shown_as)) if plan or refusal else None
         self._known[key] = binary
         while len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
         return binary
+
+
+def _plan_or_refusal(path: str) -> tuple[ProbePlan | None, str]:
+    """The plan of a Go binary, or why there is none; neither if it isn't Go."""
+    try:
+        return make_plan(path), ""
+    except NotTraceable as error:
+        return None, str(error) if has_build_information(path) else ""
