@@ -71,6 +71,10 @@ def _work(function: Callable[[], object], send: int, memory_limit_bytes: int) ->
             answer = pickle.dumps((function(), None))
         except (SchedtraceError, OSError) as error:
             answer = pickle.dumps((None, error))
+        except MemoryError:
+            answer = b""
+        except Exception as error:  # noqa: BLE001 (a fault of ours must not stop the caller; it is said)
+            answer = pickle.dumps((None, NotTraceable(f"reading it failed: {error!r}; please report it")))
         while answer:
             answer = answer[os.write(send, answer) :]
     finally:

@@ -9,7 +9,6 @@ runtime.buildVersion.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Self
 
 from schedtrace.errors import NotTraceable
@@ -119,7 +118,7 @@ def _read_at(binary: Binary, vaddr: int) -> BuildInfo | None:
     if not version:
         return None
     parsed = GoVersion.parse(version.decode("utf-8", "replace"))
-    return BuildInfo(parsed, MappingProxyType(_settings(modules)), _SECTION)
+    return BuildInfo(parsed, _settings(modules), _SECTION)
 
 
 def _counted(binary: Binary, vaddr: int, limit: int) -> tuple[bytes, int]:
@@ -190,7 +189,7 @@ def _without_buildinfo(binary: Binary) -> BuildInfo:
             f"{binary.path}: built with Go 1.{table.oldest_minor} or 1.{table.newest_minor}, and nothing "
             f"says which; Go 1.{OLDEST_MINOR} or newer is needed"
         )
-    return BuildInfo(version, MappingProxyType({}), "none" if version is None else _BUILD_VERSION)
+    return BuildInfo(version, {}, "none" if version is None else _BUILD_VERSION)
 
 
 def _version_by_symbol(binary: Binary) -> str | None:

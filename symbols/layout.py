@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from types import MappingProxyType
 from typing import Any
 
 from schedtrace.symbols.binary import Binary
@@ -83,7 +82,7 @@ def layout_of(binary: Binary, version: GoVersion | None, wait_reasons: tuple[str
     offsets, sizes = read_offsets(binary)
     minor, release = (version.minor, version.text) if version else (0, "unknown")
     if all(name in offsets for name in _NEEDED):
-        return Layout(minor, "dwarf", release, MappingProxyType(offsets), MappingProxyType(sizes), reasons,
+        return Layout(minor, "dwarf", release, offsets, sizes, reasons,
                       reasons_source, stops)  # fmt: skip
     if table is None:
         return None
@@ -95,8 +94,8 @@ def layout_of(binary: Binary, version: GoVersion | None, wait_reasons: tuple[str
         minor=minor,
         source="table" if table["verified"] else "table (unverified)",
         toolchain=table["toolchain"],
-        offsets=MappingProxyType(entry["offsets"]),
-        sizes=MappingProxyType(entry["sizes"]),
+        offsets=dict(entry["offsets"]),
+        sizes=dict(entry["sizes"]),
         wait_reasons=reasons,
         wait_reasons_source=reasons_source,
         stw_reasons=stops,

@@ -54,7 +54,7 @@ def test_too_much_memory() -> None:
 
 
 def test_other_failures_are_told_too(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(NotTraceable):
+    with pytest.raises(NotTraceable, match="a fault of our own"):
         isolated.call(lambda: _raise(ValueError("a fault of our own")))
     assert capfd.readouterr().err == ""
     with pytest.raises(NotTraceable, match="SIGSEGV"):
