@@ -1,0 +1,37 @@
+"""Totals add up."""
+
+from schedtrace.histogram import Histogram
+from schedtrace.series import SeriesTotals
+
+
+def _histogram(slot: int, ns: int) -> Histogram:
+    return Histogram(tuple(int(i == slot) for i in range(25)), ns, ns)
+
+
+def test_sum() -> None:
+    first = SeriesTotals(
+        transitions={("runnable", "running"): 1},
+        sched_latency={"new": _histogram(1, 1_500)},
+        wait={"sleep": _histogram(10, 900_000)},
+        state_ns={"running": 10},
+        run_queue=_histogram(0, 500),
+        lost={"inconsistent_state": 1},
+        overhead_ns=7,
+    )
+    second = SeriesTotals(
+        transitions={("runnable", "running"): 2, ("running", "dead"): 1},
+        sched_latency={"new": _histogram(1, 1_800), "gc": _histogram(2, 3_000)},
+        state_ns={"running": 5, "waiting": 3},
+        run_queue=_histogram(0, 700),
+        overhead_ns=3,
+    )
+    total = first + second
+    assert total.transitions == {("runnable", "running"): 3, ("running", "dead"): 1}
+    assert total.sched_latency["new"].slots[:3] == (0, 2, 0)
+    assert (total.sched_latency["new"].sum_ns, total.sched_latency["new"].max_ns) == (3_300, 1_800)
+    assert total.sched_latency["gc"] == _histogram(2, 3_000)
+    assert total.wait == {"sleep": _histogram(10, 900_000)}
+    assert total.state_ns == {"running": 15, "waiting": 3}
+    assert total.run_queue.count == 2
+    assert (total.lost, total.overhead_ns) == ({"inconsistent_state": 1}, 10)
+    assert SeriesTotals() + first == first
