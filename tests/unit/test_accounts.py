@@ -54,7 +54,7 @@ def test_a_process_of_the_host_keeps_its_account_itself() -> None:
     assert _shown(accounts, set()) == {}
 
 
-def test_one_that_comes_back_in_time_goes_on(tmp_path: Path) -> None:
+def test_one_that_comes_back_in_time_goes_on() -> None:
     accounts = Accounts()
     accounts.open(WEB, Owner("", ""), INFO)
     accounts.pay_in(WEB, _totals(1))
