@@ -59,6 +59,7 @@ class LostReason(enum.IntEnum):
     UNREADABLE = 4
     LIST_TOO_LONG = 5
     BEGAN_BEFORE = 6
+    SWITCH_UNSEEN = 7
     COUNT = 8
 
 

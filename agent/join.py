@@ -26,6 +26,7 @@ LOST_NAMES: Mapping[abi.LostReason, str] = {
     abi.LostReason.UNREADABLE: "unreadable_memory",
     abi.LostReason.LIST_TOO_LONG: "ready_list_too_long",
     abi.LostReason.BEGAN_BEFORE: "interval_began_before_window",
+    abi.LostReason.SWITCH_UNSEEN: "thread_switch_unseen",
 }
 _STATE = abi.GoroutineState
 

@@ -45,7 +45,7 @@ REAL = {
 }
 
 Measure = Callable[[], float]
-_BEGAN_BEFORE = abi.LostReason.BEGAN_BEFORE
+_NOT_OF_PROGRAMS = (abi.LostReason.BEGAN_BEFORE, abi.LostReason.SWITCH_UNSEEN, abi.LostReason.COUNT)
 
 
 class Parts:
@@ -140,7 +140,7 @@ def variants(names: Sequence[str], goroutines: int = 1) -> Iterator[dict[str, Me
 def _check(session: Session) -> None:
     """The programs did what they do in a target, on every hit: they saw goroutines in the states they expected."""
     stats = session.snapshot(os.getpid()).stats
-    reasons = [reason for reason in abi.LostReason if reason not in (_BEGAN_BEFORE, abi.LostReason.COUNT)]
+    reasons = [reason for reason in abi.LostReason if reason not in _NOT_OF_PROGRAMS]
     lost = {reason.name: int(stats["lost"][reason]) for reason in reasons if stats["lost"][reason]}
     if lost or not stats["hits"].sum() == stats["transitions"].sum() > 0:
         raise BenchError(f"{stats['hits'].sum()} hits, {stats['transitions'].sum()} transitions, lost: {lost}")

@@ -4,7 +4,9 @@
  * lists them at attach, or when they are created later (task_newtask tells a thread from a process).
  *
  * A wait begins where the kernel's own run_delay does: at the wake-up, or when a thread that still wants to run is
- * switched out; it ends when the thread is switched in.
+ * switched out; it ends when the thread is switched in. Not every switch or wake-up is reported: the kernel leaves out a
+ * tracepoint's programs on a CPU where another BPF program or a bpf() call was interrupted (bpf_prog_active), and some
+ * kernels hide switches away from certain tasks. That shows at the thread's next event, and the wait is counted as lost.
  */
 #ifndef SCHEDTRACE_THREAD_H
 #define SCHEDTRACE_THREAD_H
@@ -16,12 +18,18 @@
  * bits means that the task is still runnable. */
 #define PREV_STATE_MASK 0xffLL
 
+enum on_cpu {
+	THREAD_UNKNOWN = 0,
+	THREAD_OFF = 1,
+	THREAD_ON = 2,
+};
+
 static __always_inline void woken(__u32 tid)
 {
 	struct thread *t = threads.lookup(&tid);
 
 	/* A wake-up of a thread that has not left the CPU yet puts it on no run queue. */
-	if (t && !t->on_cpu && !t->runnable_since_ns)
+	if (t && t->on_cpu != THREAD_ON && !t->runnable_since_ns)
 		t->runnable_since_ns = bpf_ktime_get_ns();
 }
 
@@ -37,6 +45,15 @@ TRACEPOINT_PROBE(sched, sched_wakeup_new)
 	return 0;
 }
 
+static __always_inline void lost_wait(struct thread *t, __u32 reason)
+{
+	__u32 slot = t->slot;
+	struct target_stats *s = stats.lookup(&slot);
+
+	if (s)
+		lost(s, reason);
+}
+
 TRACEPOINT_PROBE(sched, sched_switch)
 {
 	__u32 prev = args->prev_pid, next = args->next_pid;
@@ -44,7 +61,9 @@ TRACEPOINT_PROBE(sched, sched_switch)
 	__u64 now = bpf_ktime_get_ns();
 
 	if (t) {
-		t->on_cpu = 0;
+		if (t->on_cpu == THREAD_OFF && t->runnable_since_ns)
+			lost_wait(t, LOST_SWITCH_UNSEEN); /* it waited, and its switch in was not seen */
+		t->on_cpu = THREAD_OFF;
 		t->runnable_since_ns = (args->prev_state & PREV_STATE_MASK) ? 0 : now;
 	}
 	t = threads.lookup(&next);
@@ -52,9 +71,11 @@ TRACEPOINT_PROBE(sched, sched_switch)
 		__u32 slot = t->slot;
 		struct target_stats *s = stats.lookup(&slot);
 
-		t->on_cpu = 1;
-		if (s && t->runnable_since_ns && now >= t->runnable_since_ns)
+		if (!t->runnable_since_ns)
+			lost_wait(t, t->on_cpu == THREAD_UNKNOWN ? LOST_BEGAN_BEFORE : LOST_SWITCH_UNSEEN);
+		else if (s && now >= t->runnable_since_ns)
 			record(&s->run_queue, now - t->runnable_since_ns);
+		t->on_cpu = THREAD_ON;
 		t->runnable_since_ns = 0;
 	}
 	return 0;
@@ -71,7 +92,7 @@ TRACEPOINT_PROBE(task, task_newtask)
 	target = targets.lookup(&tgid);
 	if (!target)
 		return 0;
-	struct thread fresh = { .slot = target->slot };
+	struct thread fresh = { .slot = target->slot, .on_cpu = THREAD_OFF };
 
 	if (threads.update(&tid, &fresh)) {
 		__u32 slot = target->slot;

@@ -51,6 +51,7 @@ enum lost_reason {
 	LOST_UNREADABLE = 4,        /* user memory that should be there could not be read */
 	LOST_LIST_TOO_LONG = 5,     /* injectglist: goroutines beyond INJECT_LIMIT were not followed */
 	LOST_BEGAN_BEFORE = 6,      /* interval began before the window: its length is not known, only its end */
+	LOST_SWITCH_UNSEEN = 7,     /* a thread's wait for a CPU: the kernel did not report where it begins or ends */
 	LOST_COUNT = 8,
 };
 
@@ -157,7 +158,7 @@ struct process_event {
 struct thread {
 	__u64 runnable_since_ns;     /* 0: running, or blocked */
 	__u32 slot;
-	__u32 on_cpu;
+	__u32 on_cpu;                /* 0: not known yet; else enum on_cpu of thread.h */
 };
 
 #endif

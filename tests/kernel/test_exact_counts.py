@@ -41,7 +41,8 @@ def _assert_exact(window: Window) -> None:
     for f in functions:
         assert f.runs == f.readies + f.created + f.preempted + f.yielded, f
     assert window.lost.get("inconsistent_state", 0) == 0
-    assert not {k for k in window.lost if k != "interval_began_before_window"}
+    # thread_switch_unseen is about threads, and depends on the kernel and on who else traces it
+    assert set(window.lost) <= {"interval_began_before_window", "thread_switch_unseen"}
     # every other goroutine is named
     assert all(
         f.function.startswith(("main.", "runtime.", "os/signal.", "runtime/")) for f in window.functions

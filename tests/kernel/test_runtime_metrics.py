@@ -68,7 +68,7 @@ def _observe(version: str, *arguments: object) -> tuple[Window, Facts]:
         facts = target.run()
         watch.stop()
         window = watch.window()
-    assert window.lost == {}
+    assert set(window.lost) <= {"thread_switch_unseen"}
     assert facts["turns"] > 1000
     return window, facts
 
