@@ -7,10 +7,13 @@ container's is gone between two runs). Then it is shown once more, and dropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from schedtrace.series import Labels, SeriesTotals, TargetInfo
+
+MOST_NAMES = 100
+"""Process names that one container can have accounts for."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,15 @@ class Accounts:
             account.lives.add(owner.life)
         account.infos.add(info)
         account.shown_last = False
+
+    def has_room_for(self, labels: Labels) -> bool:
+        """May a process have these labels? Whoever can copy an executable can invent names without end: a container
+        gets so many."""
+        if labels in self._accounts:
+            return True
+        container = replace(labels, process="")
+        names = sum(replace(other, process="") == container for other in self._accounts)
+        return names < MOST_NAMES
 
     def pay_in(self, labels: Labels, totals: SeriesTotals) -> None:
         """A process has ended, or counts into other labels from now on: this is what it did."""

@@ -189,13 +189,18 @@ def agent(
     """Watch every Go process of this node and serve totals per pod to Prometheus."""
     from schedtrace.agent import Options, run
     from schedtrace.tls import TlsFiles
+    from schedtrace.web import parse_address
 
+    try:
+        address = parse_address(listen)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--listen") from None
     if bool(tls_certificate) != bool(tls_key) or (tls_client_ca and not tls_certificate):
         raise click.UsageError("--tls-certificate and --tls-key go together, and --tls-client-ca with them")
     tls = TlsFiles(tls_certificate, tls_key, tls_client_ca or "") if tls_certificate and tls_key else None
     run(
         Options(
-            listen=listen,
+            listen=address,
             select=select,
             log_root=log_root,
             log_json=log_format == "json",

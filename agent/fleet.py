@@ -18,7 +18,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
@@ -35,6 +35,8 @@ from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
 from schedtrace.session import Attachment, Session, Snapshot
 
 LEVEL = "full"
+OTHER_PROCESSES = "(other)"
+"""What processes go by whose container has too many names already."""
 # What the kernel puts in place of the probed instruction: int3, and brk with its own number (BRK64_OPCODE_UPROBES).
 _BREAKPOINTS = {"x86_64": b"\xcc", "aarch64": (0xD42000A0).to_bytes(4, "little")}
 _SCAN_SECONDS = 30.0
@@ -197,7 +199,10 @@ class Fleet:
             self._events.warning("pod_name", owner.problem, pid=process.pid)
         if owner.pending and patient:
             return None
-        return Labels(owner.namespace, owner.pod, owner.container, process.name)
+        labels = Labels(owner.namespace, owner.pod, owner.container, process.name)
+        if self._accounts.has_room_for(labels):
+            return labels
+        return replace(labels, process=OTHER_PROCESSES)
 
     def _name(self, watched: _Watched, labels: Labels | None) -> None:
         if labels is None:
@@ -223,6 +228,7 @@ class Fleet:
         self._retry_names()
         self._follow_moves()
         self._remove_idle_probes()
+        self._events.tick()
 
     def _bury(self, pid: int) -> None:
         """A process has exited, or executes another program: keep what it did, and make room."""

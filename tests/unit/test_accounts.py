@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from schedtrace.accounts import Accounts, Owner
+from schedtrace.accounts import MOST_NAMES, Accounts, Owner
 from schedtrace.series import Labels, SeriesTotals, TargetInfo
 
 WEB = Labels("shop", "web-1", "app", "server")
@@ -91,3 +91,14 @@ def test_a_counter_that_can_not_be_read_now_does_not_go_back(tmp_path: Path) -> 
     assert account.refresh_throttling(counters.get) == 500
     counters.clear()
     assert account.refresh_throttling(counters.get) == 500
+
+
+def test_a_container_can_not_have_names_without_end() -> None:
+    accounts = Accounts()
+    for i in range(MOST_NAMES):
+        labels = Labels("shop", "web-1", "app", f"copy-{i}")
+        assert accounts.has_room_for(labels)
+        accounts.open(labels, Owner("", ""), INFO)
+    assert not accounts.has_room_for(Labels("shop", "web-1", "app", "one-more"))
+    assert accounts.has_room_for(Labels("shop", "web-1", "app", "copy-7"))
+    assert accounts.has_room_for(Labels("shop", "web-1", "sidecar", "copy-7"))
