@@ -5,10 +5,11 @@ PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 RUN_PACKAGES := python3-venv python3-bpfcc
-TEST_PACKAGES := $(RUN_PACKAGES) golang-1.19-go gcc libc6-dev binutils openssl prometheus
+TEST_PACKAGES := $(RUN_PACKAGES) golang-1.19-go gcc libc6-dev binutils openssl prometheus \
+	containerd runc buildah debootstrap
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types bench layouts packages test-packages
+.PHONY: help demo test e2e check lint types bench layouts packages test-packages
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -19,6 +20,10 @@ demo: packages $(INSTALLED) ## Watch a real Go server under load inside a CPU li
 test: test-packages $(INSTALLED) lint ## Everything: ruff, mypy, all tests (root, for tests/kernel)
 	@$(PYTHON) -m tools.toolchains fetch >/dev/null
 	@$(PYTHON) -m tools.run_tests
+
+e2e: test-packages $(INSTALLED) ## The part of it with containers and Prometheus (root)
+	@$(PYTHON) -m tools.toolchains fetch >/dev/null
+	@$(PYTHON) -m tools.run_tests tests/e2e
 
 check: $(INSTALLED) lint ## What needs no root: ruff, mypy, tests/unit
 	@$(PYTHON) -m pytest tests/unit

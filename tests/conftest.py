@@ -1,8 +1,8 @@
 """Where tests that need the kernel run, and that nothing can be left out where they must.
 
-Without the right to load BPF, tests/kernel is skipped with the reason. With CI=true or
+Without the right to load BPF, tests/kernel and tests/e2e are skipped with the reason. With CI=true or
 SCHEDTRACE_REQUIRE_KERNEL=1 every skip, of whatever test and for whatever reason, is a failure, and so is a
-run of tests/kernel in which no test passed.
+run of either in which no test of it passed.
 """
 
 import sys
@@ -14,15 +14,22 @@ import pytest
 from tools import kernel_access
 
 KERNEL = Path(__file__).parent / "kernel"
+E2E = Path(__file__).parent / "e2e"
+NEED_KERNEL = (KERNEL, E2E)
 _MISSING = kernel_access.missing()
 _REQUIRED = kernel_access.required()
-_passed_kernel_tests = pytest.StashKey[int]()
+_passed = pytest.StashKey[set[Path]]()
+
+
+def _folder_of(item: pytest.Item) -> Path | None:
+    """The one of NEED_KERNEL that a test is in."""
+    return next((folder for folder in NEED_KERNEL if folder in item.path.parents), None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if _MISSING:
         for item in items:
-            if KERNEL in item.path.parents:
+            if _folder_of(item):
                 item.add_marker(pytest.mark.skip(reason=_MISSING))
 
 
@@ -38,8 +45,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     _no_skip(report)
-    if report.when == "call" and report.passed and KERNEL in item.path.parents:
-        item.config.stash[_passed_kernel_tests] = item.config.stash.get(_passed_kernel_tests, 0) + 1
+    if report.when == "call" and report.passed and (folder := _folder_of(item)):
+        item.config.stash.setdefault(_passed, set()).add(folder)
     return report
 
 
@@ -54,6 +61,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not _REQUIRED or session.config.option.collectonly:
         return
     asked = [Path(argument.split("::")[0]).resolve() for argument in session.config.args]
-    if KERNEL in asked and not session.config.stash.get(_passed_kernel_tests, 0):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        sys.stderr.write("\nno test of tests/kernel passed, and they may not be left out here\n")
+    for folder in NEED_KERNEL:
+        if folder in asked and folder not in session.config.stash.get(_passed, set()):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            sys.stderr.write(f"\nno test of tests/{folder.name} passed, and they may not be left out here\n")

@@ -1,20 +1,29 @@
-"""``make test``: all tests; where BPF can't be loaded, those that don't need it, and a line on the rest."""
+"""``make test``: all tests; where BPF can't be loaded, those that don't need it, and a line on the rest.
+
+Given folders as arguments (``make e2e``), the tests of those.
+"""
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from tools import kernel_access
 
+WITHOUT_KERNEL = ("tests/unit",)
+WITH_KERNEL = ("tests/kernel", "tests/e2e")
 
-def main() -> int:
+
+def main(argv: Sequence[str] | None = None) -> int:
+    wanted = (sys.argv[1:] if argv is None else argv) or (*WITHOUT_KERNEL, *WITH_KERNEL)
     missing = kernel_access.missing()
-    if missing and kernel_access.required():
-        print(f"tests/kernel can't run, and may not be left out here: {missing}", file=sys.stderr)
+    left_out = [folder for folder in wanted if missing and folder in WITH_KERNEL]
+    if left_out and kernel_access.required():
+        print(f"{', '.join(left_out)} can't run, and may not be left out here: {missing}", file=sys.stderr)
         return 1
-    folders = ["tests/unit"] if missing else ["tests/unit", "tests/kernel"]
-    status = subprocess.call([sys.executable, "-m", "pytest", *folders])
-    if missing:
-        print(f"left out: tests/kernel, because {missing}", file=sys.stderr)
+    folders = [folder for folder in wanted if folder not in left_out]
+    status = subprocess.call([sys.executable, "-m", "pytest", *folders]) if folders else 0
+    if left_out:
+        print(f"left out: {', '.join(left_out)}, because {missing}", file=sys.stderr)
     return status
 
 
