@@ -160,10 +160,8 @@ class _Planner:
             raise self._refusal("no function runtime.casgstatus in it: a Go runtime that is not known")
 
     def _status_writes(self) -> StatusWrites:
-        start = self.table.text_vaddr
-        segment = self.binary.segment_at(start)
-        end = segment.vaddr + segment.file_size if segment else start
-        return find_status_writes(self.binary, (start, end), self.functions["casgstatus"], self.table.function_at)
+        code = self.table.ranges_named(_RUNTIME)
+        return find_status_writes(self.binary, code, self.functions["casgstatus"], self.table.function_at)
 
     def _layout(self, info: BuildInfo, symtab: Symtab | None) -> Layout | None:
         reasons = read_wait_reasons(self.binary, symtab, self.table.functions_named)

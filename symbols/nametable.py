@@ -60,6 +60,15 @@ class NameTable:
                 found[name] = entries
         return found
 
+    def starting_with(self, offsets: npt.NDArray[np.uint32], prefix: str) -> npt.NDArray[np.intp]:
+        """The ascending indices into ``offsets`` of names that begin with ``prefix``, of at most eight bytes."""
+        raw = prefix.encode()
+        if len(raw) > 8:
+            raise ValueError(f"{prefix!r} is longer than a word")
+        mask = (1 << 8 * len(raw)) - 1
+        first = self._gather(offsets.astype(np.int64))
+        return np.flatnonzero((first & np.uint64(mask)) == np.uint64(int.from_bytes(raw, "little")))
+
     def _gather(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
         """The word at each of ``starts`` (none negative); zero outside the table."""
         whole = len(self._words)

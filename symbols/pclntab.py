@@ -40,6 +40,7 @@ _MAGIC_UP_TO_1_15 = 0xFFFFFFFB
 _MAX_TABLES = 64
 _MAX_FUNCTIONS = 4_000_000  # the largest programs have some hundred thousand; a lie costs at most 100 MB
 _OUTSIDE = np.uint32(0xFFFFFFFF)
+_SMALL_GAP = 64 << 10  # bytes of code between functions of one package, as the linker lays it out
 
 
 _Starts = npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
@@ -146,6 +147,21 @@ class Pclntab:
             if len(entries) == 1:
                 found[name] = self._function(name, int(entries[0]))
         return found
+
+    def ranges_named(self, prefix: str) -> list[tuple[int, int]]:
+        """Where the code is of functions whose names begin with ``prefix``, of at most eight bytes: (start, end)
+        addresses, ascending, in as few ranges as there are when small gaps are part of them."""
+        entries = self._names.starting_with(self._name_offsets(), prefix)
+        starts = self.text_vaddr + self._starts[entries].astype(np.int64)
+        ends = self.text_vaddr + self._starts[entries + 1].astype(np.int64)
+        breaks = np.flatnonzero(starts[1:] - ends[:-1] > _SMALL_GAP) + 1
+        return list(
+            zip(
+                (int(part[0]) for part in np.split(starts, breaks) if len(part)),
+                (int(part[-1]) for part in np.split(ends, breaks) if len(part)),
+                strict=True,
+            )
+        )
 
     def function_at(self, vaddr: int) -> Function | None:
         """The function whose code, or the padding behind it, includes ``vaddr``."""

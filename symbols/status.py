@@ -13,8 +13,9 @@ is not near, the constants tell: old and new state, moved into registers right b
 
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -78,11 +79,11 @@ class StatusWrites:
 
 def find_status_writes(
     binary: Binary,
-    text: tuple[int, int],
+    ranges: Sequence[tuple[int, int]],
     casgstatus: Function,
     function_at: Callable[[int], Function | None],
 ) -> StatusWrites:
-    """Search the code in ``text`` (first address, address behind the last) for what calls ``casgstatus`` or
+    """Search the code in ``ranges`` (first address, address behind the last) for what calls ``casgstatus`` or
     does the same. Functions of other packages than the runtime are left out: the status is none of
     theirs."""
     own = list(_swaps(binary, casgstatus.vaddr, casgstatus.vaddr + casgstatus.size))
@@ -99,10 +100,12 @@ def find_status_writes(
             raise NotTraceable(f"{binary.path}: damaged: too many functions change a goroutine's status")
         return functions.setdefault(function.name, function)
 
-    for vaddr in _limited(binary, _calls(binary, *text, casgstatus.vaddr)):
+    called = chain.from_iterable(_calls(binary, *code, casgstatus.vaddr) for code in ranges)
+    for vaddr in _limited(binary, called):
         if function := owner(vaddr):
             calls.setdefault(function.name, []).append(Call(vaddr, casgstatus.vaddr))
-    for vaddr, at in _limited(binary, _swaps(binary, *text)) if offset else ():
+    swapped = chain.from_iterable(_swaps(binary, *code) for code in ranges)
+    for vaddr, at in _limited(binary, swapped) if offset else ():
         if at in (offset, None) and (function := owner(vaddr)):
             swap = _swap(binary, function, vaddr)
             if at == offset or _looks_like_status(function, swap):

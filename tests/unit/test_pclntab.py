@@ -237,6 +237,23 @@ def test_of_functions_at_one_address_it_is_the_one_with_code(tmp_path: Path) -> 
         assert table.name_at(program.vaddr_of(3) - 1) == "before"
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_code_of_a_package_is_few_ranges(tmp_path: Path, form: str) -> None:
+    functions = [
+        Function("runtime.a"), Function("runtime_b", 0x20000), Function("runtime.c"), Function("main.d"),
+        Function("runtime.e", 32), Function("main.f", 0x20000), Function("main.g"), Function("runtime."),
+    ]  # fmt: skip
+    program = go_program(form, functions=functions)
+    with opened(tmp_path, program) as binary:
+        table = Pclntab.find(binary)
+        bounds = ((0, 1), (2, 5), (7, 8))
+        expected = [(program.vaddr_of(first), program.vaddr_of(end)) for first, end in bounds]
+        assert table.ranges_named("runtime.") == expected
+        assert table.ranges_named("absent.") == []
+        with pytest.raises(ValueError, match="longer than a word"):
+            table.ranges_named("runtime.g")
+
+
 @pytest.mark.parametrize("named_sections", [True, False])
 def test_a_program_carried_as_data_is_not_the_program(tmp_path: Path, named_sections: bool) -> None:
     carried = go_program(functions=[Function("main.carried"), *elfwriter.FUNCTIONS]).elf.to_bytes()

@@ -26,8 +26,8 @@ def writes(tmp_path: Path, machine: int, **functions: bytes) -> StatusWrites:
     names = [name.replace("__", ".") for name in functions]
     made = [Function(name if "." in name else f"runtime.{name}", TEXT + n * SIZE, SIZE) for n, name in enumerate(names)]
     with Binary.open(path) as binary:
-        text = (TEXT, TEXT + SIZE * len(made))
-        return find_status_writes(binary, text, made[0], lambda vaddr: made[(vaddr - TEXT) // SIZE])
+        code = [(TEXT, TEXT + SIZE * len(made))]
+        return find_status_writes(binary, code, made[0], lambda vaddr: made[(vaddr - TEXT) // SIZE])
 
 
 def shown(found: StatusWrites) -> dict[str, tuple[list[int], list[tuple[int, int | None, int | None]]]]:
