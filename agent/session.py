@@ -4,21 +4,19 @@ A :class:`Session` compiles bpf/, checks that the structs BCC derived are those 
 programs, attaches them and reads the maps. It knows addresses, offsets and numbers; names are given in
 :mod:`schedtrace.join`.
 
-How a uprobe gets into the kernel: through a link of many (:mod:`schedtrace.uprobe_multi`, Linux 6.6); on older kernels
-through perf's uprobe PMU where CAP_SYS_ADMIN is at hand, else BCC falls back to a line in tracefs' uprobe_events. All
-take the file by inode: /proc/self/fd/N of an executable that is held open reaches binaries that were deleted, replaced,
-or lie in another mount namespace.
+Uprobes are made and held by a child (:mod:`schedtrace.probe_keeper`): through a link of many (Linux 6.6), on older
+kernels through perf's uprobe PMU and, where that is refused, lines in tracefs' uprobe_events. All take the file by
+inode: /proc/self/fd/N of an executable that is held open reaches binaries that were deleted, replaced, or lie in
+another mount namespace.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -29,14 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from schedtrace import abi, uprobe_multi
+from schedtrace import abi, uprobe_multi, uprobe_pmu
 from schedtrace.bpf_maps import MapReader
 from schedtrace.bpf_text import source_text, struct_difference
 from schedtrace.errors import AttachFailed, NodeUnsupported, SchedtraceError
-
-UPROBE_EVENTS = "uprobe_events"
-_ENTRY = 0  # BPF_PROBE_ENTRY: never a return probe, Go moves its stacks
-_ANY_PROCESS = -1
+from schedtrace.probe_keeper import Held, ProbeKeeper, Way
+from schedtrace.uprobe_pmu import ANY_PROCESS
 
 Array = np.ndarray[Any, Any]
 
@@ -68,11 +64,9 @@ class Snapshot:
 
 @dataclass
 class Attachment:
-    """Probes on one executable. What closes them: descriptors of links, or of perf events with the names they go by in
-    uprobe_events."""
+    """Probes on one executable."""
 
-    links: list[int] = field(default_factory=list)
-    perf_events: list[tuple[int, bytes]] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
 
 
 class Session:
@@ -111,16 +105,19 @@ class Session:
         os.environ["BCC_KERNEL_SOURCE"] = str(bpf_folder / "headers")
         bcc = _import_bcc()
         self._bcc, self._lib = bcc, bcc.lib
-        self._multi = uprobe_multi.refusal() == 0
+        self._bpf: Any = None
+        self._links_work = uprobe_multi.refusal() == 0
+        with _explained("can't start the process that holds the probes", AttachFailed):
+            self._keeper = ProbeKeeper()
         flags = [f"-D{name}={value}" for name, value in sizes.items()]
         flags += [f"-DWITH_{program.upper()}" for program in programs]
         flags += ["-DWITH_PROCESS_EVENTS"] * process_events
-        with _explained("the kernel or BCC refuses the BPF programs", NodeUnsupported), _uninterrupted():
-            self._bpf = bcc.BPF(text=source_text(bpf_folder).encode(), cflags=flags)
         try:
+            with _explained("the kernel or BCC refuses the BPF programs", NodeUnsupported), _uninterrupted():
+                self._bpf = bcc.BPF(text=source_text(bpf_folder).encode(), cflags=flags)
             with _explained("the kernel refuses the BPF programs", NodeUnsupported):
                 for program in programs:
-                    self._program(program, multi=self._multi)
+                    self._program(program, multi=self._links_work)
             self._check_structs()
             self._maps = MapReader(self._bpf, self._lib)
         except BaseException:
@@ -159,50 +156,36 @@ class Session:
                     "its parts are of different versions, install it anew"
                 )
 
-    def attach(self, executable_fd: int, sites: Sequence[ProbeSite], pid: int = _ANY_PROCESS) -> Attachment:
+    def attach(self, executable_fd: int, sites: Sequence[ProbeSite], pid: int = ANY_PROCESS) -> Attachment:
         """Put probes on the executable open at ``executable_fd``; with ``pid``, only in that process's memory.
 
         Raises AttachFailed; probes put in until then stay until :meth:`close`.
         """
         attachment = Attachment()
         self._attachments.append(attachment)
-        path = f"/proc/self/fd/{executable_fd}"
-        if self._multi and (pid == _ANY_PROCESS or uprobe_multi.pid_filter_works()):
-            offsets: dict[str, list[int]] = {}
-            for site in sites:
-                offsets.setdefault(site.program, []).append(site.file_offset)
-            for program, file_offsets in offsets.items():
-                with _explained(f"can't put probe {program} at offsets {file_offsets}", AttachFailed):
-                    program_fd = self._program(program, multi=True)
-                    attachment.links.append(uprobe_multi.attach(program_fd, path, file_offsets, max(pid, 0)))
-            return attachment
-        inode = os.fstat(executable_fd).st_ino
+        way = self._way(pid)
+        offsets: dict[str, list[int]] = {}
         for site in sites:
-            # The name of a line in uprobe_events, where BCC falls back to it; BCC adds _bcc_<its pid>.
-            name = f"p_schedtrace_{inode:x}_{site.file_offset:x}".encode()
-            with _explained(f"can't put probe {site.program} at offset {site.file_offset:#x}", AttachFailed):
-                program_fd = self._program(site.program, multi=False)
-                fd = self._lib.bpf_attach_uprobe(program_fd, _ENTRY, name, path.encode(), site.file_offset, pid)
-                if fd < 0:
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            attachment.perf_events.append((fd, name))
+            offsets.setdefault(site.program, []).append(site.file_offset)
+        for program, file_offsets in offsets.items():
+            with _explained(f"can't put probe {program} at offsets {file_offsets}", AttachFailed), _uninterrupted():
+                program_fd = self._program(program, multi=way == "link")
+                attachment.held += self._keeper.attach(way, program_fd, executable_fd, file_offsets, pid)
         return attachment
 
+    def _way(self, pid: int) -> Way:
+        """How probes get into the kernel here."""
+        if self._links_work and (pid == ANY_PROCESS or uprobe_multi.pid_filter_works()):
+            return "link"
+        return "perf" if uprobe_pmu.refusal() == 0 else "line"
+
     def detach(self, attachments: Sequence[Attachment]) -> None:
-        """Take probes out. It waits for grace periods of the kernel (about 0.1 s each): for all at once where that
-        helps."""
-        closing = [(os.close, link) for attachment in attachments for link in attachment.links]
-        perf_events = [event for attachment in attachments for event in attachment.perf_events]
-        closing += [(self._lib.bpf_close_perf_event_fd, fd) for fd, _ in perf_events]
+        """Take probes out. It waits for grace periods of the kernel (about 0.1 s each)."""
+        held = [probe for attachment in attachments for probe in attachment.held]
         self._attachments = [attachment for attachment in self._attachments if attachment not in attachments]
-        if closing:
-            with ThreadPoolExecutor(min(len(closing), _CLOSERS)) as pool:
-                list(pool.map(lambda task: task[0](task[1]), closing))
-        if perf_events:
-            own_lines = _own_uprobe_lines()
-            for _, name in perf_events:
-                if f"{name.decode()}_bcc_{os.getpid()}" in own_lines:
-                    self._lib.bpf_detach_uprobe(name)
+        if held:
+            with _uninterrupted():
+                self._keeper.detach(held)
 
     def watch(self, pid: int, target: abi.Target) -> None:
         """Begin to count process ``pid``, whose executable carries the probes. Sets the target's slot and start."""
@@ -298,10 +281,11 @@ class Session:
         # BCC would take up what was left half done when Python ends, and close the same descriptors again.
         with _uninterrupted():
             self.detach(self._attachments)
-            self._bpf.cleanup()
+            self._keeper.close()
+            if self._bpf:
+                self._bpf.cleanup()
 
 
-_CLOSERS = 256
 _EVENT_PAGES = 64
 
 
@@ -358,10 +342,3 @@ def _uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
         if arrived:
             signal.raise_signal(arrived[0])
-
-
-def _own_uprobe_lines() -> str:
-    for folder in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing"):
-        with suppress(OSError):
-            return (Path(folder) / UPROBE_EVENTS).read_text()
-    return ""
