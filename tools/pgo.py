@@ -40,12 +40,16 @@ def build_pgo(version: str, *, strip: bool = False) -> Path:
 
     Raises ToolchainError if no profile has that effect.
     """
+    return _build(toolchains.release(version), scheduler_profile(version), strip=strip)
+
+
+def scheduler_profile(version: str) -> Path:
+    """The profile that has that effect, on any program: it is the runtime that it changes."""
     full = toolchains.release(version)
     # The plain program's folder is named after all it was made of: when that changes, so does the profile.
     plain = toolchains.build(full, PINGPONG)
     folder = toolchains.cache_dir() / "pgo" / plain.parent.name
-    profile = toolchains.made_once(folder, lambda path: _profile(full, plain, path)) / "default.pgo"
-    return _build(full, profile, strip=strip)
+    return toolchains.made_once(folder, lambda path: _profile(full, plain, path)) / "default.pgo"
 
 
 def _build(version: str, profile: Path, *, strip: bool) -> Path:
