@@ -53,6 +53,8 @@ class _Probed:
 
     binary: GoBinary
     attachment: Attachment
+    only: tuple[int, int] | None
+    """PID and start time of the one process they are confined to."""
     pids: set[int] = field(default_factory=set)
     idle_since: float = 0.0
 
@@ -63,6 +65,7 @@ class _Watched:
 
     process: Process
     probed: _Probed
+    cgroup_text: bytes
     membership: Membership
     labels: Labels | None
 
@@ -86,7 +89,10 @@ class Fleet:
         self._lost = Counter[str]()
         self._failures = Counter[str]()
         self._executed: deque[int] = deque()
-        self._descriptors = session.executed(self._executed.append, self._events_lost)
+        self._poll = select.epoll()
+        for descriptor in session.executed(self._executed.append, self._events_lost):
+            self._poll.register(descriptor, select.EPOLLIN)
+        self._exits: dict[int, int] = {}  # pidfd -> PID
         self.ready = threading.Event()
 
     def _events_lost(self, count: int) -> None:
@@ -94,7 +100,7 @@ class Fleet:
 
     def run(self, stop: threading.Event) -> None:
         """Watch until ``stop`` is set. Sets :attr:`ready` once what ran at the start is watched."""
-        next_scan = 0.0
+        next_scan = next_tick = 0.0
         while not stop.is_set():
             if monotonic() >= next_scan:
                 self._executed.extend(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
@@ -102,17 +108,13 @@ class Fleet:
             while self._executed and not stop.is_set():
                 self._consider(self._executed.popleft())
             self.ready.set()
-            self._wait()
+            for descriptor, _ in self._poll.poll(_TICK_SECONDS):
+                if descriptor in self._exits:
+                    self._bury(self._exits[descriptor])
             self._session.poll()
-            self._tick()
-
-    def _wait(self) -> None:
-        poll = select.poll()
-        for descriptor in self._descriptors:
-            poll.register(descriptor, select.POLLIN)
-        for watched in self._watched.values():
-            poll.register(watched.process.pidfd.fileno(), select.POLLIN)
-        poll.poll(_TICK_SECONDS * 1000)
+            if monotonic() >= next_tick:
+                self._tick()
+                next_tick = monotonic() + _TICK_SECONDS
 
     # Births
 
@@ -154,6 +156,7 @@ class Fleet:
                 process.close()
 
     def _watch(self, process: Process, binary: GoBinary, executable_fd: int) -> bool:
+        cgroup_text = _cgroup_text(process.pid)
         membership = read_membership(process.pid, self._mounts)
         labels = self._labels(process, membership)
         if not self._selection.everything:
@@ -168,7 +171,9 @@ class Fleet:
         assert binary.plan
         with self._lock:
             probed.pids.add(process.pid)
-            self._watched[process.pid] = watched = _Watched(process, probed, membership, None)
+            self._watched[process.pid] = watched = _Watched(process, probed, cgroup_text, membership, None)
+            self._exits[process.pidfd.fileno()] = process.pid
+            self._poll.register(process.pidfd.fileno(), select.EPOLLIN)
             self._session.watch(process.pid, target.record_of(binary.plan, process.load_bias()))
             self._name(watched, labels)
         self._events.info(
@@ -179,16 +184,15 @@ class Fleet:
     def _probes_for(self, process: Process, binary: GoBinary, executable_fd: int) -> _Probed:
         """The probes on the process's executable: those that are there, or new ones."""
         assert binary.plan
-        if self._selection.everything:
-            for probed in self._probed:
-                same = probed.binary.key == binary.key
-                if same or (
-                    probed.binary.may_be_same_file(binary.key) and _has_breakpoint(process, binary)
-                ):
-                    return probed
-        only = -1 if self._selection.everything else process.pid
-        attachment = self._session.attach(executable_fd, target.sites_of(binary.plan), only)
-        probed = _Probed(binary, attachment)
+        only = None if self._selection.everything else (process.pid, process.start_time_ticks)
+        for probed in self._probed:
+            same_file = probed.binary.key == binary.key or (
+                probed.binary.may_be_same_file(binary.key) and _has_breakpoint(process, binary)
+            )
+            if probed.only == only and same_file:
+                return probed
+        pid = -1 if only is None else process.pid
+        probed = _Probed(binary, self._session.attach(executable_fd, target.sites_of(binary.plan), pid), only)
         self._probed.append(probed)
         return probed
 
@@ -222,9 +226,6 @@ class Fleet:
     # Deaths and what else changes
 
     def _tick(self) -> None:
-        for pid, watched in list(self._watched.items()):
-            if watched.process.exited():
-                self._bury(pid)
         self._retry_names()
         self._follow_moves()
         self._remove_idle_probes()
@@ -242,6 +243,8 @@ class Fleet:
             self._unnamed.pop(pid, None)
             watched.probed.pids.discard(pid)
             watched.probed.idle_since = monotonic()
+            self._poll.unregister(watched.process.pidfd.fileno())
+            del self._exits[watched.process.pidfd.fileno()]
             watched.process.close()
 
     def _settle(self, watched: _Watched) -> None:
@@ -270,9 +273,8 @@ class Fleet:
     def _follow_moves(self) -> None:
         """Processes that were moved to another cgroup count into its labels from now on."""
         for pid, watched in list(self._watched.items()):
-            with suppress(OSError, SchedtraceError):
-                membership = read_membership(pid, self._mounts)
-                if membership != watched.membership:
+            with suppress(OSError):
+                if _cgroup_text(pid) != watched.cgroup_text:
                     self._bury(pid)
                     self._executed.append(pid)
 
@@ -360,6 +362,10 @@ def _owner(membership: Membership) -> Owner:
         return Owner("", "")
     in_pod = bool(container_of(main.path).pod_uid) and len(main.levels) > 1
     return Owner(main.levels[0], main.levels[1] if in_pod else main.levels[0])
+
+
+def _cgroup_text(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cgroup").read_bytes()
 
 
 def _throttled_ns(directory: str) -> int | None:

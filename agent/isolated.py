@@ -83,7 +83,7 @@ def _work(function: Callable[[], object], send: int, memory_limit_bytes: int) ->
 
 def _read(receive: int, deadline: float) -> bytes | None:
     """All that the child writes; None if it isn't through by the deadline."""
-    pieces = []
+    pieces: list[bytes] = []
     poll = select.poll()
     poll.register(receive, select.POLLIN)
     while poll.poll(max(deadline - monotonic(), 0) * 1000):
