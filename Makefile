@@ -28,7 +28,8 @@ e2e: test-packages $(INSTALLED) ## The part of it with containers and Prometheus
 check: $(INSTALLED) lint ## What needs no root: ruff, mypy, tests/unit
 	@$(PYTHON) -m pytest tests/unit
 
-bench: test-packages $(INSTALLED) ## Measure what watching costs the target (root)
+bench: packages $(INSTALLED) ## Measure what watching costs the target (root)
+	@tools/system_packages.sh bpftrace wrk
 	@$(PYTHON) -m bench
 
 layouts: test-packages $(INSTALLED) ## Regenerate symbols/layouts.json from real Go toolchains

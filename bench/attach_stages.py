@@ -7,6 +7,7 @@ little itself, since the time that imports take is part of what is measured.
 import functools
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -47,6 +48,7 @@ def _wrap(stage: str, spent: dict[str, float]) -> None:
 def measure(pid: int, started: float) -> dict[str, float]:
     """Attach to a process as the command does; seconds since ``started`` or by stage. Raises TimeoutError if the
     process does nothing."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line does
     for module in ("schedtrace.cli", "schedtrace.live"):  # what the command line imports for `attach`
         importlib.import_module(module)
     spent = {IMPORTS: time.monotonic() - started}
