@@ -3,12 +3,12 @@
 import sys
 import time
 
-from bench import against_bpftrace, attach_time, hit_cost, http
+from bench import against_bpftrace, attach_time, hit_cost, http, nats
 from bench.measurement import BenchError
 from tools import kernel_access
 from tools.toolchains import ToolchainError
 
-BENCHES = (hit_cost.main, against_bpftrace.main, http.main, attach_time.main)
+BENCHES = (hit_cost.main, against_bpftrace.main, http.main, nats.main, attach_time.main)
 
 
 def main() -> int:

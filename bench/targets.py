@@ -27,20 +27,31 @@ def own_copy(program: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def running_server(command: Sequence[str | Path], port: int) -> Iterator[int]:
+    """A process that listens at that port; its process id. Raises BenchError if it doesn't."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not _listens(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise BenchError(f"{Path(command[0]).name} does not listen")
+            time.sleep(0.05)
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def real_server(name: str) -> Iterator[int]:
     """One of :data:`SERVERS` as a process that accepts a connection every few milliseconds; its process id."""
-    port = _free_port()
-    with own_copy(toolchains.program(name)) as program:
-        process = subprocess.Popen(
-            [program, *_arguments(name, port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            _wait_until_listening(name, process, port)
-            with _connections(port):
-                yield process.pid
-        finally:
-            process.kill()
-            process.wait()
+    port = free_port()
+    with (
+        own_copy(toolchains.program(name)) as program,
+        running_server([program, *_arguments(name, port)], port) as pid,
+        _connections(port),
+    ):
+        yield pid
 
 
 def _arguments(name: str, port: int) -> Sequence[str]:
@@ -49,18 +60,16 @@ def _arguments(name: str, port: int) -> Sequence[str]:
     return ("-a", "127.0.0.1", "-p", str(port))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nobody listens at."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
-def _wait_until_listening(name: str, process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.05)
-    raise BenchError(f"{name} does not listen")
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
 
 
 @contextmanager
