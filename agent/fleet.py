@@ -169,12 +169,13 @@ class Fleet:
             raise AttachFailed(f"no room for process {process.pid} ({process.name}): see --max-targets")
         probed = self._probes_for(process, binary, executable_fd)
         assert binary.plan
+        record = target.record_of(binary.plan, process.load_bias())  # raises if it executes another program meanwhile
         with self._lock:
             probed.pids.add(process.pid)
             self._watched[process.pid] = watched = _Watched(process, probed, cgroup_text, membership, None)
             self._exits[process.pidfd.fileno()] = process.pid
             self._poll.register(process.pidfd.fileno(), select.EPOLLIN)
-            self._session.watch(process.pid, target.record_of(binary.plan, process.load_bias()))
+            self._session.watch(process.pid, record)
             self._name(watched, labels)
         self._events.info(
             "watching", "watching a Go process", pid=process.pid, exe=process.exe, go=binary.plan.go_version
