@@ -63,7 +63,7 @@ enum lost_reason {
 #define REASON_UNKNOWN 63    /* not read: the layout is not known, or the read failed */
 #define OFFSET_UNKNOWN 0xffff
 #define SITE_LIMIT 32        /* probes of one target; the last counts hits at an address that is not known */
-#define INJECT_LIMIT 128     /* netpoll can hand over 256 at once; the verifier walks through no more than this */
+#define INJECT_LIMIT 256     /* what netpoll can hand over at once: 128 events, of which each may wake two */
 
 struct histogram {
 	__u64 slots[HISTOGRAM_SLOTS];
