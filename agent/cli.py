@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -224,6 +225,13 @@ def _print(listing: Listing, as_json: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Every error becomes one line on standard error."""
+    exit_code = _run(arguments)
+    if arguments is None:  # this process does nothing else
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python prints a traceback if it is interrupted as it ends
+    return exit_code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     _open_standard_streams()
     # numpy would start a thread a CPU for linear algebra, which is never done: a third of the time of its import.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
