@@ -41,6 +41,8 @@ OTHER_PROCESSES = "(other)"
 _BREAKPOINTS = {"x86_64": b"\xcc", "aarch64": (0xD42000A0).to_bytes(4, "little")}
 _SCAN_SECONDS = 30.0
 _TICK_SECONDS = 1.0
+_NAMES_SECONDS = 0.2
+"""How often to look for pods' names while some are missing: a process that isn't watched before may live for less."""
 _PATIENCE_SECONDS = 60.0
 """How long a container may go without the link that names its pod, before it goes by its id."""
 _IDLE_PROBES_SECONDS = 30.0
@@ -100,7 +102,7 @@ class Fleet:
 
     def run(self, stop: threading.Event) -> None:
         """Watch until ``stop`` is set. Sets :attr:`ready` once what ran at the start is watched."""
-        next_scan = next_tick = 0.0
+        next_scan = next_tick = next_names = 0.0
         while not stop.is_set():
             if monotonic() >= next_scan:
                 self._executed.extend(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
@@ -108,18 +110,22 @@ class Fleet:
             while self._executed and not stop.is_set():
                 self._consider(self._executed.popleft())
             self.ready.set()
-            for descriptor, _ in self._poll.poll(_TICK_SECONDS):
+            for descriptor, _ in self._poll.poll(_NAMES_SECONDS if self._unnamed else _TICK_SECONDS):
                 if descriptor in self._exits:
                     self._bury(self._exits[descriptor])
             self._session.poll()
+            if monotonic() >= next_names:
+                self._retry_names()
+                next_names = monotonic() + _NAMES_SECONDS
             if monotonic() >= next_tick:
                 self._tick()
                 next_tick = monotonic() + _TICK_SECONDS
 
     # Births
 
-    def _consider(self, pid: int) -> None:
-        """A process has executed a program, or has been found: watch it if it is Go and selected."""
+    def _consider(self, pid: int, *, name_until: float | None = None) -> None:
+        """A process has executed a program, or has been found: watch it if it is Go and selected. ``name_until``: when
+        to give up waiting for the name that decides whether it is, if that has begun already."""
         try:
             status = Path(f"/proc/{pid}/exe").stat()
             if self._binaries.known_not_go(file_key(status)):
@@ -128,7 +134,7 @@ class Fleet:
             if pid in self._watched and self._session.is_watched(pid):
                 return  # seen by the look through /proc
             self._bury(pid)
-            self._take_up(pid)
+            self._take_up(pid, name_until or monotonic() + _PATIENCE_SECONDS)
         except (FileNotFoundError, ProcessLookupError):
             self._bury(pid)  # a kernel thread, or gone already
         except PermissionError:
@@ -136,7 +142,7 @@ class Fleet:
         except SchedtraceError as error:
             self._fail(_reason_of(error), pid, str(error))
 
-    def _take_up(self, pid: int) -> None:
+    def _take_up(self, pid: int, name_until: float) -> None:
         process = open_process(pid)
         keep = False
         try:
@@ -148,20 +154,20 @@ class Fleet:
                 if binary.plan is None:
                     self._fail("unsupported_binary", pid, binary.refusal)
                     return
-                keep = self._watch(process, binary, executable_fd)
+                keep = self._watch(process, binary, executable_fd, name_until)
             finally:
                 os.close(executable_fd)
         finally:
             if not keep:
                 process.close()
 
-    def _watch(self, process: Process, binary: GoBinary, executable_fd: int) -> bool:
+    def _watch(self, process: Process, binary: GoBinary, executable_fd: int, name_until: float) -> bool:
         cgroup_text = _cgroup_text(process.pid)
         membership = read_membership(process.pid, self._mounts)
-        labels = self._labels(process, membership)
+        labels = self._labels(process, membership, patient=monotonic() < name_until)
         if not self._selection.everything:
             if labels is None:
-                self._unnamed.setdefault(process.pid, monotonic() + _PATIENCE_SECONDS)
+                self._unnamed[process.pid] = name_until
                 return False
             if labels not in self._selection:
                 return False
@@ -199,7 +205,7 @@ class Fleet:
 
     def _labels(self, process: Process, membership: Membership, *, patient: bool = True) -> Labels | None:
         """Whose a process is; None if its pod's name may still come and one is patient."""
-        owner = self._pods.owner_of_process(membership)
+        owner = self._pods.owner_of_process(membership, fresh=not patient)
         if owner.problem:
             self._events.warning("pod_name", owner.problem, pid=process.pid)
         if owner.pending and patient:
@@ -227,7 +233,6 @@ class Fleet:
     # Deaths and what else changes
 
     def _tick(self) -> None:
-        self._retry_names()
         self._follow_moves()
         self._remove_idle_probes()
         self._events.tick()
@@ -263,8 +268,7 @@ class Fleet:
         for pid, until in list(self._unnamed.items()):
             watched = self._watched.get(pid)
             if watched is None:  # not selected until its name is known
-                del self._unnamed[pid]
-                self._executed.append(pid)
+                self._consider(pid, name_until=until)
                 continue
             labels = self._labels(watched.process, watched.membership, patient=monotonic() < until)
             with self._lock:

@@ -41,7 +41,7 @@ _LEAST_OF_ID = 12
 _USER_MANAGER = re.compile(r"/user@[0-9]+\.service(?:/|$)")
 _SERVICE = re.compile(r"(?:^|/)([^/]+\.service)(?=/|$)")
 
-_LOOK_AGAIN_SECONDS = 1.0
+_LOOK_AGAIN_SECONDS = 0.2
 # A directory changed twice within one tick of the kernel's clock shows one time of change: a listing made that soon
 # after a change may lack the second one.
 _SETTLED_NS = 1_000_000_000
@@ -77,7 +77,7 @@ class _Known:
 
 
 class PodIndex:
-    """The kubelet's links, read again when their folder has changed: at most once a second, when someone asks.
+    """The kubelet's links, read again when their folder has changed: at most five times a second, when someone asks.
 
     ``log_root`` is where the node's /var/log can be read; only its folder "containers" is. Not for use by several
     threads at once.
@@ -94,22 +94,25 @@ class PodIndex:
         self.problem = ""
         """Why the folder can't be read, or not to its end; empty if it can."""
 
-    def owner_of_process(self, membership: Membership) -> Owner:
+    def owner_of_process(self, membership: Membership, *, fresh: bool = False) -> Owner:
         """Whose a process is, by the first of its cgroups that belongs to a container: the one that stands for it
-        (:attr:`Membership.main`), then the others."""
+        (:attr:`Membership.main`), then the others. ``fresh`` as for :meth:`owner_of`."""
         main = membership.main
         paths = [cgroup.path for cgroup in ([main] if main else []) + list(membership.cgroups)]
         in_container = (path for path in paths if container_of(path).container_id)
-        return self.owner_of(next(in_container, paths[0] if paths else "/"))
+        return self.owner_of(next(in_container, paths[0] if paths else "/"), fresh=fresh)
 
-    def owner_of(self, path: str) -> Owner:
-        """Whose the cgroup with this path is. The answer stays after the kubelet has removed the link."""
+    def owner_of(self, path: str, *, fresh: bool = False) -> Owner:
+        """Whose the cgroup with this path is. The answer stays after the kubelet has removed the link. ``fresh``: don't
+        go by links that were read a moment ago, for whoever can't ask again."""
         ref = container_of(path)
         if not ref.container_id:
             service = None if ref.pod_uid else _SERVICE.search(path)
             return Owner("", "", service[1] if service else "", ref.pod_uid)
         if _USER_MANAGER.search(ref.place):
             return _unnamed(ref)
+        if fresh and ref.container_id not in self._known:
+            self._looked = None
         self._look()
         known = self._known.get(ref.container_id)
         if known is not None and known.place != ref.place and not (known.nested and not ref.nested):

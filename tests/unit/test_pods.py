@@ -125,14 +125,21 @@ def test_without_pod_cgroups_the_link_says_the_uid(node: Node) -> None:
     assert node.index.owner_of(f"/docker/{OTHER}/made/{CONTAINER}").pod == ""
 
 
-def test_a_link_that_comes_late_is_found_within_a_second(node: Node) -> None:
+def test_a_link_that_comes_late_is_found_soon(node: Node) -> None:
     waiting = Owner("", "", CONTAINER[:12], UID, CONTAINER, pending=True)
     assert node.index.owner_of(PATH) == waiting
     node.link()
-    node.later(0.5)
+    node.later(0.1)
     assert node.index.owner_of(PATH) == waiting
-    node.later(0.5)
+    node.later(0.1)
     assert node.index.owner_of(PATH) == NAMED
+
+
+def test_a_link_that_comes_late_is_found_at_once_by_who_cannot_ask_again(node: Node) -> None:
+    assert node.index.owner_of(PATH).pending
+    node.link()
+    assert node.index.owner_of(PATH).pending
+    assert node.index.owner_of(PATH, fresh=True) == NAMED
 
 
 def test_an_unchanged_folder_is_not_read_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
