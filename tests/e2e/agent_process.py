@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +33,13 @@ from schedtrace import cli
 from schedtrace.fleet import Fleet
 mark = f"{token}".encode()
 consider = Fleet._consider
-def consider_ours(fleet, pid):
+def consider_ours(fleet, pid, **more):
     try:
         ours = pid in fleet._watched or mark in Path(f"/proc/{{pid}}/environ").read_bytes()
     except OSError:
         ours = False
     if ours:
-        consider(fleet, pid)
+        consider(fleet, pid, **more)
 Fleet._consider = consider_ours
 sys.exit(cli.main())
 """
@@ -82,6 +82,15 @@ class Scrape:
         assert len(found) == 1, f"{name} {of} {labels}: {found}"
         return next(iter(found.values()))
 
+    def of(self, owner: Labels) -> str:
+        """Counts of that owner, to show."""
+        labels = set(zip(BASE_LABELS, owner, strict=True))
+        return "\n".join(
+            f"{name} {sorted(own - labels)} {value}"
+            for (name, own), value in self.samples.items()
+            if labels <= own and name.endswith(("_total", "_count"))
+        )
+
     def owners(self) -> set[Labels]:
         """Whose series there are, of whatever name."""
         found = set()
@@ -120,13 +129,21 @@ class Agent:
 
     def await_owner(self, owner: Labels, seconds: float = 30.0) -> Scrape:
         """The first scrape with series of that owner."""
+        return self._await(lambda scrape: owner in scrape.owners(), f"series of {owner}", seconds)
 
+    def await_process(self, owner: Labels, seconds: float = 30.0) -> Scrape:
+        """The first scrape in which a living process counts into that owner's series."""
+        return self._await(
+            lambda scrape: scrape.total("schedtrace_threads", owner) > 0, f"a process of {owner}", seconds
+        )
+
+    def _await(self, good: Callable[[Scrape], bool], what: str, seconds: float) -> Scrape:
         def look() -> Scrape | None:
             scrape = self.scrape()
-            return scrape if owner in scrape.owners() else None
+            return scrape if good(scrape) else None
 
         try:
-            return wait_for(look, f"series of {owner}", seconds)
+            return wait_for(look, what, seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}\nthere are {sorted(self.scrape().owners())}\n{self.log()}") from error
 

@@ -162,7 +162,7 @@ class Pod:
             security=spec.security,
         )
         cri.start_container(container_id)
-        link = self.kubelet.link(self, spec.name, container_id, attempt)
+        link = self.kubelet.link(self.namespace, self.name, self.uid, spec.name, container_id, attempt)
         talking = self._talks.get(spec.name) if spec.talks else None
         container = Container(spec, container_id, f"{self.cgroup}/{container_id}", link, talking)
         self.containers[spec.name] = container
@@ -183,11 +183,13 @@ class Pod:
         return wait_for(lambda: cri.container_exit_code(container_id), f"the end of {self.name}/{name}", seconds)
 
     def remove(self) -> None:
-        """The pod is deleted: containers, cgroups and, later as everything here, the links."""
+        """The pod is deleted: containers and cgroups. The links go when the next one is deleted: the kubelet, too, does
+        that later."""
         self.kubelet.containerd.cri.remove_sandbox(self.sandbox.id)
         kill_and_remove_cgroup(self.cgroup.lstrip("/"))
-        for container in self.containers.values():
-            container.link.unlink(missing_ok=True)
+        for link in self.kubelet.old_links:
+            link.unlink(missing_ok=True)
+        self.kubelet.old_links = [container.link for container in self.containers.values()]
         for talk in self._talks.values():
             talk.close()
         self._talks.clear()
@@ -202,6 +204,7 @@ class Kubelet:
         self.log_root = containerd.root / "log"
         (self.log_root / "containers").mkdir(parents=True)
         self.pods: list[Pod] = []
+        self.old_links: list[Path] = []
         self._uids = count(1)
 
     def new_uid(self) -> str:
@@ -249,11 +252,34 @@ class Kubelet:
         with (self.containerd.root / "cgroups").open("a") as file:
             file.write(f"{cgroup}\n")
 
-    def link(self, pod: Pod, container: str, container_id: str, attempt: int) -> Path:
+    def link(self, namespace: str, pod: str, uid: str, container: str, container_id: str, attempt: int = 0) -> Path:
         """The link that tells whose a container is."""
-        link = self.log_root / "containers" / f"{pod.name}_{pod.namespace}_{container}-{container_id}.log"
-        link.symlink_to(pod.log_directory / container / f"{attempt}.log")
+        link = self.log_root / "containers" / f"{pod}_{namespace}_{container}-{container_id}.log"
+        link.symlink_to(self.log_root / "pods" / f"{namespace}_{pod}_{uid}" / container / f"{attempt}.log")
         return link
+
+    @contextmanager
+    def bare_container(self, image: str, arguments: Sequence[str], cgroup: str) -> Iterator[tuple[str, Conversation]]:
+        """A container that no CRI knows of, in exactly that cgroup ("{id}" in it is its id): its id, and how to talk to
+        it."""
+        container_id = secrets.token_hex(32)
+        path = cgroup.format(id=container_id)
+        self.will_remove(path)
+        make_cgroup(path, None)
+        talk = Conversation(self.containerd.root / "control" / container_id)
+        ctr = self.containerd.ctr
+        mount = f"type=bind,src={talk.folder},dst=/control,options=rbind:rw"
+        where = ("--cgroup", path, "--net-host", "--mount", mount, "--env", f"{TOKEN_VARIABLE}={self.token}")
+        try:
+            ctr("run", "--detach", *where, image, container_id, *arguments)
+            yield container_id, talk
+        finally:
+            talk.close()
+            with suppress(RuntimeError):
+                ctr("task", "rm", "--force", container_id)
+            with suppress(RuntimeError):
+                ctr("container", "rm", container_id)
+            kill_and_remove_cgroup(path.lstrip("/"))
 
     def close(self) -> None:
         """Delete all pods."""
