@@ -1,5 +1,6 @@
 """bpftrace on a Go program, as one would use it without schedtrace: probes by function name that count in maps."""
 
+import contextlib
 import os
 import re
 import select
@@ -17,6 +18,7 @@ from bench.measurement import BenchError
 THREE = ("runtime.gopark", "runtime.ready", "runtime.execute")
 CASGSTATUS = ("runtime.casgstatus",)
 START_SECONDS = 60.0
+STOP_TRIES, STOP_SECONDS = 6, 10.0
 _ATTACHED = "attached"
 
 
@@ -38,15 +40,23 @@ def attached(program: Path, functions: Sequence[str]) -> Iterator[None]:
             assert process.stdout
             _wait_until_attached(process.stdout.fileno())
             yield
-            process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=START_SECONDS)
-            counts = {name: int(count) for name, count in re.findall(r"@\[(\S+)\]: (\d+)", output.decode())}
+            counts = {name: int(count) for name, count in re.findall(r"@\[(\S+)\]: (\d+)", _interrupted(process))}
             if missed := [name for name in functions if not counts.get(name)]:
                 errors.seek(0)
                 raise BenchError(f"bpftrace saw no {', '.join(missed)}: {errors.read().decode()}")
         finally:
             process.kill()
             process.communicate()
+
+
+def _interrupted(process: subprocess.Popen[bytes]) -> str:
+    """What it prints at Ctrl-C. It misses one that comes while it is busy, so it gets another after some time."""
+    for _ in range(STOP_TRIES):
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            output, _errors = process.communicate(timeout=STOP_SECONDS)
+            return output.decode()
+    raise BenchError("bpftrace does not end")
 
 
 def _wait_until_attached(descriptor: int) -> None:
