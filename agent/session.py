@@ -265,7 +265,8 @@ class Session:
 
     def poll(self) -> None:
         """Make the calls that :meth:`executed` asked for. Doesn't wait."""
-        self._bpf.perf_buffer_poll(timeout=0)
+        # Not perf_buffer_poll: the caller's own poll has taken the readiness, which perf reports once.
+        self._bpf.perf_buffer_consume()
 
     def _foreign_hits(self) -> int:
         return int(self._maps.per_cpu("foreign_hits", 0, np.dtype(np.uint64)).sum())
