@@ -1,7 +1,7 @@
 """One process under watch: find, resolve, plan, load, read and join, wired together for ``schedtrace attach``.
 
-:class:`Watch` holds everything that belongs to the target: the pidfd, an open descriptor of its executable (so that a
-deleted or replaced file, or another mount namespace, makes no difference), the BPF session.
+:class:`Watch` holds everything that belongs to the target: the pidfd, an open descriptor of the file with its Go
+runtime (so that a deleted or replaced file, or another mount namespace, makes no difference), the BPF session.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Self
 
 from schedtrace import abi, calibrate, cgroups, join, tracefs
 from schedtrace.check import check_node
-from schedtrace.errors import AttachFailed, NodeUnsupported, NotTraceable, PermissionDenied, SchedtraceError
+from schedtrace.errors import AttachFailed, NodeUnsupported, NotTraceable, PermissionDenied
+from schedtrace.image import Image, open_image
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
 from schedtrace.procfs import ExecutableIdentity, Process, in_initial_pid_namespace, open_process
 from schedtrace.reasons import target_record
@@ -37,28 +37,27 @@ class Watch:
             self.process = stack.enter_context(open_process(pid))
             _refuse_other_pid_namespace()
             _remove_dead_lines(tracefs.ensure_mounted().path)
-            executable_fd = self.process.open_executable()
-            stack.callback(os.close, executable_fd)
-            path = f"/proc/self/fd/{executable_fd}"
-            with _naming_process(self.process, path):
-                self.plan = make_plan(path, syscalls=syscalls)
-            self._names = FunctionNames(path)
+            image = open_image(self.process, syscalls=syscalls)
+            stack.callback(os.close, image.descriptor)
+            self.plan = image.plan
+            self._names = FunctionNames(image.path)
             stack.callback(self._names.close)
-            self._bias = self.process.load_bias()
+            self._bias = image.load_bias
             self._cgroups = _cgroups_of(self.process)
             programs = dict.fromkeys(probe.program for probe in self.plan.probes)
             with _explained_by_check():
                 self._session = stack.enter_context(
                     Session(tuple(programs), max_targets=2, max_goroutines=max_goroutines)
                 )
-                self._attach(executable_fd)
+                self._attach(image)
             self._cost_ns = self._calibrate()
             self._stack = stack.pop_all()
 
-    def _attach(self, executable_fd: int) -> None:
+    def _attach(self, image: Image) -> None:
         sites = [ProbeSite(probe.program, probe.file_offset) for probe in self.plan.probes]
-        only = self.process.pid if _others_run(self.process.identity, self.process.pid) else -1
-        self._session.attach(executable_fd, sites, only)
+        # Who else maps a shared object is not looked for.
+        shared = image.shared_object or _others_run(self.process.identity, self.process.pid)
+        self._session.attach(image.descriptor, sites, self.process.pid if shared else -1)
         layout = self.plan.layout
         self._reasons = layout.wait_reasons if layout else ()
         record = target_record(
@@ -192,18 +191,10 @@ def plan_of(target: str, *, syscalls: bool) -> ProbePlan:
     """The plan for a PID (digits) or a file. Raises what :func:`open_process` and :func:`make_plan` raise."""
     if not target.isdigit():
         return make_plan(target, syscalls=syscalls)
-    with open_process(int(target)) as process, _naming_process(process, process.exe_path):
-        return replace(make_plan(process.exe_path, syscalls=syscalls), path=process.exe)
-
-
-@contextmanager
-def _naming_process(process: Process, path: str) -> Iterator[None]:
-    """In errors about the file ``path``, which leads to the executable, name the process instead."""
-    try:
-        yield
-    except SchedtraceError as error:
-        text = str(error).replace(path, f"{process.exe} (PID {process.pid})")
-        raise type(error)(text) from None
+    with open_process(int(target)) as process:
+        image = open_image(process, syscalls=syscalls)
+        os.close(image.descriptor)
+        return image.plan
 
 
 @contextmanager
