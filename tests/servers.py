@@ -76,12 +76,12 @@ def _await(condition: Callable[[], bool], process: subprocess.Popen[bytes], what
 
 
 def _answers(port: int, path: str) -> bool:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
-        with suppress(OSError, http.client.HTTPException):
-            connection.request("GET", path)
-            response = connection.getresponse()
-            response.read()
-            return response.status == 200
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    with suppress(OSError, http.client.HTTPException), closing(connection):
+        connection.request("GET", path)
+        response = connection.getresponse()
+        response.read()
+        return response.status == 200
     return False
 
 

@@ -5,16 +5,23 @@ import "C"
 
 import "schedtrace.test/internal/protocol"
 
-func ping(n int, there chan<- int, back <-chan int, done chan<- bool) {
-	for i := 0; i < n; i++ {
+// Without arguments, so that ping and pong are started as themselves and not through a wrapper that the compiler makes.
+var (
+	rounds      int
+	there, back = make(chan int), make(chan int)
+	done        = make(chan bool, 2)
+)
+
+func ping() {
+	for i := 0; i < rounds; i++ {
 		there <- i
 		<-back
 	}
 	done <- true
 }
 
-func pong(n int, there <-chan int, back chan<- int, done chan<- bool) {
-	for i := 0; i < n; i++ {
+func pong() {
+	for i := 0; i < rounds; i++ {
 		back <- <-there
 	}
 	done <- true
@@ -25,9 +32,9 @@ func pong(n int, there <-chan int, back chan<- int, done chan<- bool) {
 //export Serve
 func Serve(n C.int) {
 	protocol.Ready(protocol.Facts{"n": int(n)})
-	there, back, done := make(chan int), make(chan int), make(chan bool, 2)
-	go ping(int(n), there, back, done)
-	go pong(int(n), there, back, done)
+	rounds = int(n)
+	go ping()
+	go pong()
 	<-done
 	<-done
 	protocol.Done(protocol.Facts{"n": int(n), "parks": 2 * int(n), "readies": 2 * int(n)})
