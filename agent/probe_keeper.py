@@ -76,6 +76,8 @@ class ProbeKeeper:
             if answer["errno"]:
                 self.detach(held)
                 raise OSError(answer["errno"], os.strerror(answer["errno"]))
+            if not descriptors:  # the kernel passes none on to a process at its limit
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             held.append(Held(answer["number"], descriptors[0]))
         return held
 
