@@ -13,18 +13,16 @@ from pathlib import Path
 from time import monotonic
 from typing import Self
 
-from schedtrace import abi, calibrate, cgroups, join, tracefs
+from schedtrace import cgroups, join, target, tracefs
 from schedtrace.check import check_node
 from schedtrace.errors import AttachFailed, NodeUnsupported, NotTraceable, PermissionDenied
 from schedtrace.image import Image, open_image
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
 from schedtrace.procfs import ExecutableIdentity, Process, in_initial_pid_namespace, open_process
-from schedtrace.reasons import target_record
-from schedtrace.session import ProbeSite, Session
+from schedtrace.session import Session
 from schedtrace.window import ProbeHits, Target, Throttling, Window
 
 LEVEL = "full"
-_STALE_REASONS_UNTIL = 19  # Go 1.19
 _EXEC_LOOK_SECONDS = 0.05
 
 
@@ -50,27 +48,16 @@ class Watch:
                     Session(tuple(programs), max_targets=2, max_goroutines=max_goroutines)
                 )
                 self._attach(image)
-            self._cost_ns = self._calibrate()
+            self._costs = target.measure_costs(
+                self._session, programs, {probe.emulated for probe in self.plan.probes}
+            )
             self._stack = stack.pop_all()
 
     def _attach(self, image: Image) -> None:
-        sites = [ProbeSite(probe.program, probe.file_offset) for probe in self.plan.probes]
         # Who else maps a shared object is not looked for.
         shared = image.shared_object or _others_run(self.process.identity, self.process.pid)
-        self._session.attach(image.descriptor, sites, self.process.pid if shared else -1)
-        layout = self.plan.layout
-        self._reasons = layout.wait_reasons if layout else ()
-        record = target_record(
-            layout.offsets if layout else {},
-            self._reasons,
-            stale_reasons=bool(layout and layout.minor <= _STALE_REASONS_UNTIL),
-        )
-        if len(self.plan.probes) >= abi.SITE_LIMIT:
-            raise AttachFailed(
-                f"{len(self.plan.probes)} probes are more than the {abi.SITE_LIMIT - 1} that one target can have"
-            )
-        for i, probe in enumerate(self.plan.probes):
-            record.sites[i] = self._bias + probe.vaddr
+        self._session.attach(image.descriptor, target.sites_of(self.plan), self.process.pid if shared else -1)
+        record = target.record_of(self.plan, self._bias)
         self._throttled_before = self._cgroups.cpu_stat()
         self._session.watch(self.process.pid, record)
         self._started_ns = record.attached_ns
@@ -80,16 +67,6 @@ class Watch:
                 f"process {self.process.pid} ({self.process.name}) exited or executed another program "
                 "while it was being attached to"
             )
-
-    def _calibrate(self) -> dict[bool, float] | None:
-        """Cost of a hit in ns, by "is the probed instruction emulated"; None if it can't be measured here."""
-        programs = {probe.program for probe in self.plan.probes}
-        for cycle in (calibrate.CASGSTATUS, calibrate.FUNCTIONS):
-            if programs.issuperset(cycle):
-                kinds = {probe.emulated for probe in self.plan.probes}
-                with suppress(AttachFailed, OSError):
-                    return {kind: calibrate.cost_ns(self._session, cycle, stepped=not kind) for kind in kinds}
-        return None
 
     def ended(self, timeout_seconds: float) -> str:
         """Wait at most so long for the target to end; why it has, or nothing."""
@@ -109,11 +86,7 @@ class Watch:
 
     def window(self, ended: str = "") -> Window:
         """All that was seen since attach."""
-        counts = join.counts(self._session.snapshot(self.process.pid), self._reasons, self._function_name)
-        overhead_ns = None
-        if self._cost_ns is not None:
-            costs = [self._cost_ns[probe.emulated] for probe in self.plan.probes]
-            overhead_ns = round(sum(n * cost for n, cost in zip(counts.hits, costs, strict=False)))
+        counts = join.counts(self._session.snapshot(self.process.pid), target.reasons_of(self.plan), self._function_name)
         return Window(
             target=self._target(counts.cgroup_id),
             duration_ns=counts.time_ns - self._started_ns,
@@ -133,7 +106,7 @@ class Watch:
             unseen=self.plan.unseen,
             lost=counts.lost,
             throttling=self._throttling(),
-            overhead_ns=overhead_ns,
+            overhead_ns=target.overhead_ns(self.plan, counts.hits, self._costs),
             ended=ended,
         )
 
