@@ -5,13 +5,12 @@ All sit on pages of code like the one that :mod:`schedtrace.calibrate` measures 
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
 from time import thread_time_ns
-from typing import Any
 
 from bench.measurement import BenchError, Rounds, Spread, alternate, compare, print_conditions, print_limit, print_table
 from schedtrace import abi, uprobe_multi
@@ -21,7 +20,7 @@ from schedtrace.session import ProbeSite, Session
 ROUNDS = 60
 LOOPS = 500  # a sample of a millisecond or two: short enough that most are not interrupted
 STEPPED_LOOPS = 50  # a hit costs ten times as much there
-MANY_ROUNDS = 7
+MANY_ROUNDS = 9
 GOROUTINES = (1, 1_000, 100_000)  # leave one when divided by three, see CodePage.pass_sites
 G_BYTES = 448  # what the allocator rounds a runtime.g of Go 1.27 up to
 LIMIT = 1.35
@@ -43,6 +42,7 @@ REAL = {
     "on_casgstatus: park, ready, run": CASGSTATUS,
     "on_park_m, on_ready, on_execute": FUNCTIONS,
 }
+NAMES = (NOTHING, EMPTY, EMPTY_STEPPED, EMPTY_PERF, *PARTS.values(), *REAL)
 
 Measure = Callable[[], float]
 _NOT_OF_PROGRAMS = (abi.LostReason.BEGAN_BEFORE, abi.LostReason.SWITCH_UNSEEN, abi.LostReason.COUNT)
@@ -95,8 +95,51 @@ class Parts:
         self._bpf.cleanup()
 
 
-def _timed(page: CodePage, loops: int, memory: Any, stride: int) -> Measure:
-    """Nanoseconds of CPU time a site passed."""
+class Pages:
+    """A code page for each variant, with its program attached; all goroutines lie in the same memory."""
+
+    def __init__(self, names: Sequence[str], stack: ExitStack) -> None:
+        self._memory = ctypes.create_string_buffer(max(GOROUTINES) * G_BYTES)
+        self._pages: dict[str, CodePage] = {}
+        self._sessions: list[Session] = []
+        parts = Parts()
+        stack.callback(parts.close)
+        parts.follow(ctypes.addressof(self._memory), max(GOROUTINES))
+        by_text = {text: name for name, text in PARTS.items()}
+        multi = uprobe_multi.refusal() == 0
+        for name in names:
+            page = self._pages[name] = stack.enter_context(CodePage())
+            sites = page.stepped if name == EMPTY_STEPPED else page.emulated
+            if name in REAL:
+                self._sessions.append(stack.enter_context(_session(page, REAL[name])))
+            elif name != NOTHING:
+                parts.attach(by_text.get(name, "empty"), page.fd, sites, multi=multi and name != EMPTY_PERF)
+
+    def measures(self, names: Sequence[str], goroutines: int) -> dict[str, Measure]:
+        """What each of those variants takes a hit, with so many goroutines in turn: nanoseconds of CPU time."""
+        memory = (ctypes.c_char * (goroutines * G_BYTES)).from_buffer(self._memory)
+        loops = max(LOOPS // goroutines, 1) * goroutines  # every goroutine comes back to where it began
+        found = {}
+        for name in names:
+            found[name] = _timed(self._pages[name], STEPPED_LOOPS if name == EMPTY_STEPPED else loops, memory)
+            found[name]()  # makes the records, fills the caches
+        return found
+
+    def check(self) -> None:
+        """Raises BenchError if the real programs did not do what they do in a target."""
+        for session in self._sessions:
+            _check(session)
+
+
+def _session(page: CodePage, programs: tuple[str, str, str]) -> Session:
+    session = Session(tuple(dict.fromkeys(programs)), max_targets=1)
+    session.attach(page.fd, [ProbeSite(p, offset) for p, offset in zip(programs, page.emulated, strict=True)])
+    session.watch(os.getpid(), page.target(page.emulated))
+    return session
+
+
+def _timed(page: CodePage, loops: int, memory: ctypes.Array[ctypes.c_char]) -> Measure:
+    stride = G_BYTES if len(memory) > G_BYTES else 0
 
     def measure() -> float:
         start = thread_time_ns()
@@ -104,37 +147,6 @@ def _timed(page: CodePage, loops: int, memory: Any, stride: int) -> Measure:
         return (thread_time_ns() - start) / (loops * HITS_PER_LOOP)
 
     return measure
-
-
-@contextmanager
-def variants(names: Sequence[str], goroutines: int = 1) -> Iterator[dict[str, Measure]]:
-    """What each of those variants takes a hit, ready to be measured, with as many goroutines in turn."""
-    memory = ctypes.create_string_buffer(goroutines * G_BYTES)
-    stride = G_BYTES if goroutines > 1 else 0
-    loops = max(LOOPS // goroutines, 1) * goroutines  # every goroutine comes back to where it began
-    measures: dict[str, Measure] = {}
-    sessions: list[Session] = []
-    multi = uprobe_multi.refusal() == 0
-    with ExitStack() as stack:
-        parts = Parts()
-        stack.callback(parts.close)
-        parts.follow(ctypes.addressof(memory), goroutines)
-        by_text = {text: name for name, text in PARTS.items()}
-        for name in names:
-            page = stack.enter_context(CodePage())
-            sites = page.stepped if name == EMPTY_STEPPED else page.emulated
-            if name in REAL:
-                session = stack.enter_context(Session(tuple(dict.fromkeys(REAL[name])), max_targets=1))
-                session.attach(page.fd, [ProbeSite(p, offset) for p, offset in zip(REAL[name], sites, strict=True)])
-                session.watch(os.getpid(), page.target(sites))
-                sessions.append(session)
-            elif name != NOTHING:
-                parts.attach(by_text.get(name, "empty"), page.fd, sites, multi=multi and name != EMPTY_PERF)
-            measures[name] = _timed(page, STEPPED_LOOPS if name == EMPTY_STEPPED else loops, memory, stride)
-            measures[name]()  # makes the records, fills the caches
-        yield measures
-        for session in sessions:
-            _check(session)
 
 
 def _check(session: Session) -> None:
@@ -158,14 +170,12 @@ def _ratio(rounds: Rounds, name: str) -> Spread:
     return compare(rounds, lambda one: (one[name] - one[NOTHING]) / (one[EMPTY] - one[NOTHING]))
 
 
-def one_goroutine() -> None:
+def one_goroutine(pages: Pages) -> None:
     """Everything, with hot caches."""
-    names = [NOTHING, EMPTY, EMPTY_STEPPED, EMPTY_PERF, *PARTS.values(), *REAL]
-    with variants(names) as measures:
-        rounds = alternate(measures, ROUNDS)
+    rounds = alternate(pages.measures(NAMES, 1), ROUNDS)
     rows = [
         [name, f"{_hit(rounds, name).median:.0f}", f"{_added(rounds, name).median:+.0f}", _ratio(rounds, name).text()]
-        for name in names
+        for name in NAMES
         if name != NOTHING
     ]
     print_table(["a hit runs", "ns", "ns added", "times an empty program"], rows)
@@ -173,13 +183,12 @@ def one_goroutine() -> None:
         print_limit(name, _ratio(rounds, name).median, LIMIT)
 
 
-def many_goroutines() -> None:
+def many_goroutines(pages: Pages) -> None:
     """The real programs when each hit is another goroutine's."""
     names = [NOTHING, EMPTY, PARTS["goroutine_lookup"], PARTS["goroutine_update"], PARTS["user_read"], *REAL]
     columns = []
     for count in GOROUTINES:
-        with variants(names, count) as measures:
-            rounds = alternate(measures, MANY_ROUNDS)
+        rounds = alternate(pages.measures(names, count), MANY_ROUNDS)
         columns.append([f"{_hit(rounds, name).median:.0f} = {_ratio(rounds, name).median:.2f} x" for name in names[1:]])
     rows = [[name, *(column[i] for column in columns)] for i, name in enumerate(names[1:])]
     print_table(["ns a hit, with that many goroutines in turn", *(f"{count:,}" for count in GOROUTINES)], rows)
@@ -189,9 +198,12 @@ def main() -> None:
     print("CPU time of a probe hit (medians, in brackets the middle half of the rounds)")
     print_conditions()
     print()
-    one_goroutine()
-    print()
-    many_goroutines()
+    with ExitStack() as stack:
+        pages = Pages(NAMES, stack)
+        one_goroutine(pages)
+        print()
+        many_goroutines(pages)
+        pages.check()
 
 
 if __name__ == "__main__":
