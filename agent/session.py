@@ -12,6 +12,7 @@ another mount namespace.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import tempfile
@@ -93,6 +94,7 @@ class Session:
         self._programs: dict[tuple[str, bool], int] = {}
         self._max_goroutines = max_goroutines
         self._max_functions = max_functions
+        self._max_threads = max_threads
         self._free_slots = list(range(max_targets))[::-1]
         sizes = {
             "MAX_TARGETS": max_targets,
@@ -217,6 +219,9 @@ class Session:
         """Count process ``pid`` no longer; what was counted can still be read."""
         with suppress(KeyError):
             del self._table("targets")[self._table("targets").Key(pid)]
+        # Those of a process that goes on would count for whoever has the slot next.
+        keys, values = self._maps.entries("threads", ctypes.c_uint32, abi.Thread, self._max_threads)
+        self._maps.delete("threads", keys[values["slot"] == self._targets[pid]])
 
     def snapshot(self, pid: int) -> Snapshot:
         """Read what was counted for ``pid`` since :meth:`watch`. Reads maps only; nothing is cleared."""
