@@ -72,6 +72,10 @@ class Scrape:
         wanted = {*labels.items(), *(zip(BASE_LABELS, of, strict=True) if of else ())}
         return {own: value for (each, own), value in self.samples.items() if each == name and wanted <= own}
 
+    def with_labels(self, **labels: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        """All samples that have those labels."""
+        return {key: value for key, value in self.samples.items() if labels.items() <= key[1]}
+
     def total(self, name: str, of: Labels | None = None, **labels: str) -> float:
         """Their sum; 0 without any."""
         return sum(self.values(name, of, **labels).values())

@@ -114,6 +114,19 @@ class Container:
         lines = (cpu_hierarchy() / self.cgroup.lstrip("/") / "cpu.stat").read_text().splitlines()
         return {key: int(value) for key, value in (line.split() for line in lines)}
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Its processes stand still for as long as the block."""
+        state = (
+            next(path for path in hierarchies() if path.name == "freezer") / self.cgroup.lstrip("/") / "freezer.state"
+        )
+        state.write_text("FROZEN")
+        try:
+            wait_for(lambda: state.read_text().strip() == "FROZEN", f"{self.spec.name} to freeze")
+            yield
+        finally:
+            state.write_text("THAWED")
+
     def throttled_seconds(self) -> float:
         """How long its limit held CPUs back."""
         statistics = self.cpu_statistics()

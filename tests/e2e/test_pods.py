@@ -179,6 +179,7 @@ def node(kubelet: Kubelet, images: dict[str, str], tmp_path_factory: pytest.Temp
         with urllib.request.urlopen(f"http://{listen}/", timeout=10) as answer:
             assert answer.read() == b"hello"
         assert host.run()["parks"] == 2 * N
+        time.sleep(1)  # until each partner waits for a message that won't come
         node.after = watching.scrape()
         yield node
 
