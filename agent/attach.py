@@ -86,7 +86,8 @@ class Watch:
 
     def window(self, ended: str = "") -> Window:
         """All that was seen since attach."""
-        counts = join.counts(self._session.snapshot(self.process.pid), target.reasons_of(self.plan), self._function_name)
+        snapshot = self._session.snapshot(self.process.pid)
+        counts = join.counts(snapshot, target.reasons_of(self.plan), self._function_name)
         return Window(
             target=self._target(counts.cgroup_id),
             duration_ns=counts.time_ns - self._started_ns,

@@ -15,10 +15,10 @@ from typing import Any
 
 # Stage -> function that is it. Some may go on at the same time.
 STAGES = {
-    "plan": ("schedtrace.attach", "make_plan"),
+    "plan": ("schedtrace.image", "make_plan"),
     "compile and load": ("schedtrace.session", "Session.__init__"),
     "put probes": ("schedtrace.session", "Session.attach"),
-    "calibrate": ("schedtrace.attach", "Watch._calibrate"),
+    "calibrate": ("schedtrace.target", "measure_costs"),
 }
 IMPORTS, COUNTING, DATA, CPU = "start and imports", "counting from", "first data at", "CPU time until then"
 DATA_SECONDS = 5.0
