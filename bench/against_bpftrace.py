@@ -21,7 +21,7 @@ from schedtrace.attach import Watch
 from tests.workload import Workload, binary
 
 VERSIONS = ("1.27", "1.22")  # the two modes: casgstatus, functions
-ROUNDS = 5
+ROUNDS = 4
 ROUND_TRIPS = 30_000
 LIMIT = 5.0
 

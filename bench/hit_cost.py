@@ -20,7 +20,7 @@ from schedtrace.session import ProbeSite, Session
 ROUNDS = 60
 LOOPS = 500  # a sample of a millisecond or two: short enough that most are not interrupted
 STEPPED_LOOPS = 50  # a hit costs ten times as much there
-MANY_ROUNDS = 9
+MANY_ROUNDS = 5
 GOROUTINES = (1, 1_000, 100_000)  # leave one when divided by three, see CodePage.pass_sites
 G_BYTES = 448  # what the allocator rounds a runtime.g of Go 1.27 up to
 LIMIT = 1.35

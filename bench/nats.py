@@ -17,7 +17,7 @@ from bench.under_load import ServerUnderLoad, print_comparison
 from tools import toolchains
 
 ROOT = Path(__file__).parents[1]
-ROUNDS = 5
+ROUNDS = 4
 SECONDS = 2.0
 START_SECONDS = 20.0
 
