@@ -77,6 +77,7 @@ class _Node:
     mountinfo: str
     multi_refusal: int
     pmu_refusal: int
+    events_refusal: int
 
     def may(self, *capabilities: int) -> bool:
         """Is one of these capabilities there?"""
@@ -95,12 +96,13 @@ def check_node(
     machine: str | None = None,
     multi_refusal: Callable[[], int] = uprobe_multi.refusal,
     pmu_refusal: Callable[[str], int] = uprobe_pmu.refusal,
+    events_refusal: Callable[[], int] = uprobe_pmu.events_refusal,
     find_spec: Callable[[str], ModuleSpec | None] = importlib.util.find_spec,
 ) -> NodeReport:
     """Look at this node. Raises OSError if /proc isn't there at all.
 
-    ``multi_refusal``, ``pmu_refusal`` and ``find_spec`` say what trying a uprobe in two ways and looking for a Python
-    module gave.
+    ``multi_refusal``, ``pmu_refusal``, ``events_refusal`` and ``find_spec`` say what trying a uprobe in two ways and
+    any perf event, and looking for a Python module gave.
     """
     folder = Path(root)
     status = parse_status((folder / "proc/self/status").read_bytes())
@@ -116,6 +118,7 @@ def check_node(
         mountinfo=os.fsdecode((folder / "proc/self/mountinfo").read_bytes()),
         multi_refusal=multi_refusal(),
         pmu_refusal=pmu_refusal(root),
+        events_refusal=events_refusal(),
     )
     return NodeReport(
         (
@@ -193,12 +196,13 @@ def _perf_event_paranoid(node: _Node) -> Iterator[Finding]:
         yield Finding(
             "perf events", "missing", "the kernel has no perf events", "use a kernel with CONFIG_PERF_EVENTS"
         )
-    elif int(text) >= _STRICT_PARANOID and not node.may(CAP_SYS_ADMIN):
+    elif int(text) >= _STRICT_PARANOID and node.events_refusal and node.may(CAP_PERFMON, CAP_SYS_ADMIN):
         yield Finding(
             "perf events",
-            "warning",
-            f"kernel.perf_event_paranoid is {text}: this distribution may ask for CAP_SYS_ADMIN too",
-            "if attaching is refused: sysctl kernel.perf_event_paranoid=2, or grant CAP_SYS_ADMIN",
+            "missing",
+            f"kernel.perf_event_paranoid is {text}, and this kernel then refuses them to CAP_PERFMON",
+            f"on the node, as root: sysctl kernel.perf_event_paranoid={_STRICT_PARANOID - 1}; or grant CAP_SYS_ADMIN",
+            by_permission=True,
         )
     else:
         yield Finding("perf events", "ok", f"kernel.perf_event_paranoid is {text}")

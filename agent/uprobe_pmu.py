@@ -16,6 +16,7 @@ from pathlib import Path
 PMU_TYPE = "sys/bus/event_source/devices/uprobe/type"
 
 TRACEPOINT = 2  # PERF_TYPE_TRACEPOINT
+_SOFTWARE, _DUMMY = 1, 9  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY
 ANY_PROCESS = -1
 
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
@@ -36,6 +37,16 @@ def refusal(root: str = "/") -> int:
         return error.errno or errno.EIO
     finally:
         os.close(memory_file)
+    return 0
+
+
+def events_refusal() -> int:
+    """0 if we may open perf events at all, of any process, as tracepoints need it; else the error number.
+    Distributions' kernels refuse them with EACCES to CAP_PERFMON, depending on kernel.perf_event_paranoid."""
+    try:
+        os.close(_open(_SOFTWARE, _DUMMY, ANY_PROCESS))
+    except OSError as error:
+        return error.errno or errno.EIO
     return 0
 
 

@@ -32,6 +32,7 @@ class Node:
     memlock: str = "8388608"
     multi_refusal: int = errno.EINVAL
     pmu_refusal: int = 0
+    events_refusal: int = 0
     files: dict[str, str | None] = field(default_factory=dict)
     bcc_modules: tuple[str, ...] = ("__init__.py", "libbcc.py")
 
@@ -61,6 +62,7 @@ class Node:
             self.machine,
             multi_refusal=lambda: self.multi_refusal,
             pmu_refusal=lambda _: self.pmu_refusal,
+            events_refusal=lambda: self.events_refusal,
             find_spec=self.find_spec,
         )
 
@@ -169,13 +171,21 @@ def test_another_pid_namespace(node: Node) -> None:
     assert report.exit_code == 4
 
 
-@pytest.mark.parametrize(("admin", "status"), [(ADMIN, "ok"), (0, "warning")])
-def test_a_distributions_strict_paranoid(node: Node, admin: int, status: str) -> None:
-    node.capabilities = BPF | PERFMON | PTRACE | admin
+@pytest.mark.parametrize(("refusal", "status", "exit_code"), [(0, "ok", 0), (errno.EACCES, "missing", 77)])
+def test_a_distributions_strict_paranoid(node: Node, refusal: int, status: str, exit_code: int) -> None:
+    node.capabilities, node.multi_refusal, node.events_refusal = BPF | PERFMON | PTRACE, 0, refusal
     node.files["proc/sys/kernel/perf_event_paranoid"] = "4\n"
     report = node.report()
     assert finding(report, "perf events").status == status
-    assert report.exit_code == 0
+    assert finding(report, "perf events").detail.startswith("kernel.perf_event_paranoid is 4")
+    assert ("CAP_SYS_ADMIN" in finding(report, "perf events").fix) == bool(refusal)
+    assert report.exit_code == exit_code
+
+
+def test_without_perfmon_it_is_the_capability_that_is_missing(node: Node) -> None:
+    node.capabilities, node.multi_refusal, node.events_refusal = BPF | PTRACE, 0, errno.EACCES
+    node.files["proc/sys/kernel/perf_event_paranoid"] = "4\n"
+    assert names(node.report(), "missing") == ["capabilities"]
 
 
 def test_tracefs_not_mounted(node: Node) -> None:
