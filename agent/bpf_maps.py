@@ -29,7 +29,7 @@ class MapReader:
         self._cpus = possible_cpus()
 
     def _fd(self, table: str) -> int:
-        return int(self._bpf[table.encode()].map_fd)
+        return int(self._lib.bpf_table_fd(self._bpf.module, table.encode()))
 
     def per_cpu(self, table: str, index: int, dtype: Any) -> Array:
         """An entry of a per-CPU array: one element a CPU."""

@@ -1,5 +1,5 @@
-"""The text of the BPF programs as BCC is given it, and the check that BCC understood the shared structs. Pure but for
-reading bpf/."""
+"""The text of the BPF programs as BCC is given it, and in it the check that both sides have the same structs. Pure but
+for reading bpf/."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import ctypes
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from schedtrace import abi
+
+DIFFERENT_TYPES = "bpf/types.h and abi.py are of different versions: install schedtrace anew"
 
 
 def all_programs(folder: Path) -> tuple[str, ...]:
@@ -34,25 +37,22 @@ def source_text(folder: Path) -> str:
                 yield from expand(include[1])
                 yield f'#line {number + 1} "{name}"'
 
-    return "\n".join(expand("schedtrace.c")) + "\n"
+    return "\n".join(expand("schedtrace.c")) + "\n" + shared_type_assertions()
 
 
-def struct_difference(derived: Any, ours: Any, name: str = "") -> str:
-    """Where two ctypes types differ in size, field names or offsets; empty if they don't."""
-    if ctypes.sizeof(derived) != ctypes.sizeof(ours):
-        return f"{name or 'size'}: {ctypes.sizeof(derived)} bytes, expected {ctypes.sizeof(ours)}"
-    if hasattr(ours, "_length_"):
-        return struct_difference(derived._type_, ours._type_, name)
-    if not hasattr(ours, "_fields_"):
-        return ""
-    theirs = [field[0] for field in derived._fields_]
-    expected = [field[0] for field in ours._fields_]
-    if theirs != expected:
-        return f"{name or 'fields'}: {theirs}, expected {expected}"
-    for (field, kind), (_, wanted) in zip(derived._fields_, ours._fields_, strict=True):
-        if getattr(derived, field).offset != getattr(ours, field).offset:
-            return f"{name}.{field}: offset {getattr(derived, field).offset}"
-        difference = struct_difference(kind, wanted, f"{name}.{field}")
-        if difference:
-            return difference
-    return ""
+def shared_type_assertions() -> str:
+    """C that compiles only if types.h is what :mod:`schedtrace.abi` says, struct by struct, field by field."""
+    lines = []
+    for name, twin in abi.STRUCTS.items():
+        lines.append(_assertion(f"sizeof(struct {name})", ctypes.sizeof(twin)))
+        for field, *_ in twin._fields_:
+            place = getattr(twin, field)
+            lines.append(_assertion(f"__builtin_offsetof(struct {name}, {field})", place.offset))
+            lines.append(_assertion(f"sizeof(((struct {name} *)0)->{field})", place.size))
+    for prefix, enumeration in abi.ENUMS.values():
+        lines += [_assertion(prefix + member.name, member.value) for member in enumeration]
+    return "\n".join(lines) + "\n"
+
+
+def _assertion(expression: str, value: int) -> str:
+    return f'_Static_assert({expression} == {value}, "{DIFFERENT_TYPES}");'

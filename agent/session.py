@@ -1,7 +1,7 @@
 """Loading BPF into the kernel, and reading what it counted. The only module that imports bcc.
 
-A :class:`Session` compiles bpf/, checks that the structs BCC derived are those of :mod:`schedtrace.abi`, loads the
-programs, attaches them and reads the maps. It knows addresses, offsets and numbers; names are given in
+A :class:`Session` compiles bpf/, which only succeeds if the shared structs are those of :mod:`schedtrace.abi`, loads
+the programs, attaches them and reads the maps. It knows addresses, offsets and numbers; names are given in
 :mod:`schedtrace.join`.
 
 Uprobes are made and held by a child (:mod:`schedtrace.probe_keeper`): through a link of many (Linux 6.6), on older
@@ -30,7 +30,7 @@ import numpy as np
 
 from schedtrace import abi, uprobe_multi, uprobe_pmu
 from schedtrace.bpf_maps import MapReader
-from schedtrace.bpf_text import source_text, struct_difference
+from schedtrace.bpf_text import source_text
 from schedtrace.errors import AttachFailed, NodeUnsupported, SchedtraceError
 from schedtrace.probe_keeper import Held, ProbeKeeper, Way
 from schedtrace.uprobe_pmu import ANY_PROCESS
@@ -120,7 +120,6 @@ class Session:
             with _explained("the kernel refuses the BPF programs", NodeUnsupported):
                 for program in programs:
                     self._program(program, multi=self._links_work)
-            self._check_structs()
             self._maps = MapReader(self._bpf, self._lib)
         except BaseException:
             self.close()
@@ -138,25 +137,6 @@ class Session:
 
     def _table(self, name: str) -> Any:
         return self._bpf[name.encode()]
-
-    def _check_structs(self) -> None:
-        pairs = [
-            ("targets", self._table("targets").Leaf, abi.Target),
-            ("goroutines", self._table("goroutines").Key, abi.GoroutineKey),
-            ("goroutines", self._table("goroutines").Leaf, abi.Goroutine),
-            ("functions", self._table("functions").Key, abi.FunctionKey),
-            ("functions", self._table("functions").Leaf, abi.Totals),
-            ("threads", self._table("threads").Leaf, abi.Thread),
-            # BCC makes an array type of a per-CPU leaf; sLeaf is one CPU's
-            ("stats", self._table("stats").sLeaf, abi.TargetStats),
-        ]
-        for table, derived, ours in pairs:
-            difference = struct_difference(derived, ours)
-            if difference:
-                raise AttachFailed(
-                    f"struct {ours.__name__} of BPF map {table} is not what this program expects ({difference}): "
-                    "its parts are of different versions, install it anew"
-                )
 
     def attach(self, executable_fd: int, sites: Sequence[ProbeSite], pid: int = ANY_PROCESS) -> Attachment:
         """Put probes on the executable open at ``executable_fd``; with ``pid``, only in that process's memory.

@@ -35,6 +35,11 @@ struct hit {
 	__u32 tgid;
 };
 
+static __always_inline struct target_stats *stats_of(__u32 slot)
+{
+	return (struct target_stats *)stats.lookup(&slot);
+}
+
 static __always_inline void count_hit(struct hit *hit, __u64 address)
 {
 	__u32 i;
@@ -63,8 +68,7 @@ static __always_inline int begin(struct hit *hit, __u64 address)
 			add(foreign, 1);
 		return 0;
 	}
-	__u32 slot = target->slot;
-	s = stats.lookup(&slot);
+	s = stats_of(target->slot);
 	if (!s)
 		return 0;
 	hit->target = target;

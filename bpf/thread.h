@@ -47,8 +47,7 @@ TRACEPOINT_PROBE(sched, sched_wakeup_new)
 
 static __always_inline void lost_wait(struct thread *t, __u32 reason)
 {
-	__u32 slot = t->slot;
-	struct target_stats *s = stats.lookup(&slot);
+	struct target_stats *s = stats_of(t->slot);
 
 	if (s)
 		lost(s, reason);
@@ -68,8 +67,7 @@ TRACEPOINT_PROBE(sched, sched_switch)
 	}
 	t = threads.lookup(&next);
 	if (t) {
-		__u32 slot = t->slot;
-		struct target_stats *s = stats.lookup(&slot);
+		struct target_stats *s = stats_of(t->slot);
 
 		if (!t->runnable_since_ns)
 			lost_wait(t, t->on_cpu == THREAD_UNKNOWN ? LOST_BEGAN_BEFORE : LOST_SWITCH_UNSEEN);
@@ -95,9 +93,7 @@ TRACEPOINT_PROBE(task, task_newtask)
 	struct thread fresh = { .slot = target->slot, .on_cpu = THREAD_OFF };
 
 	if (threads.update(&tid, &fresh)) {
-		__u32 slot = target->slot;
-
-		s = stats.lookup(&slot);
+		s = stats_of(target->slot);
 		if (s)
 			lost(s, LOST_THREADS_FULL);
 	}
@@ -121,8 +117,7 @@ static __always_inline void another_program(__u32 tgid)
 
 	if (!target)
 		return;
-	__u32 slot = target->slot;
-	s = stats.lookup(&slot);
+	s = stats_of(target->slot);
 	if (s)
 		add(&s->executions, 1);
 	targets.delete(&tgid);

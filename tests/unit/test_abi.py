@@ -9,7 +9,7 @@ from elftools.dwarf.die import DIE
 from elftools.elf.elffile import ELFFile
 
 from schedtrace import abi, histogram
-from schedtrace.bpf_text import struct_difference
+from schedtrace.bpf_text import DIFFERENT_TYPES, shared_type_assertions
 
 BPF = Path(__file__).parents[2] / "bpf"
 
@@ -113,28 +113,28 @@ def test_constants_are_those_of_types_h(tmp_path: Path) -> None:
     assert values["HISTOGRAM_SLOTS"] == histogram.SLOTS
 
 
-class _Inner(ctypes.Structure):
-    _fields_ = [("value", ctypes.c_uint64)]
+def _compiles(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "assertions.c").write_text(f'#include "types.h"\n{text}')
+    command = ["gcc", "-fsyntax-only", "-nostdinc", f"-I{BPF}", f"-I{BPF}/headers/include", "assertions.c"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
 
 
-class _Ours(ctypes.Structure):
-    _fields_ = [("a", ctypes.c_uint32), ("b", ctypes.c_uint32), ("inner", _Inner * 2)]
+def test_what_is_checked_at_load_holds(tmp_path: Path) -> None:
+    assert _compiles(shared_type_assertions(), tmp_path).stderr == ""
 
 
-class _Moved(ctypes.Structure):
-    _fields_ = [("b", ctypes.c_uint32), ("a", ctypes.c_uint32), ("inner", _Inner * 2)]
-
-
-class _Longer(ctypes.Structure):
-    _fields_ = [("a", ctypes.c_uint32), ("b", ctypes.c_uint32), ("inner", _Inner * 3)]
-
-
-class _OtherKind(ctypes.Structure):
-    _fields_ = [("a", ctypes.c_uint16), ("b", ctypes.c_uint32), ("inner", _Inner * 2)]
-
-
-def test_what_is_checked_at_load_finds_a_difference() -> None:
-    assert struct_difference(_Ours, _Ours) == ""
-    assert "expected ['a', 'b', 'inner']" in struct_difference(_Moved, _Ours)
-    assert struct_difference(_Longer, _Ours) == "size: 32 bytes, expected 24"
-    assert struct_difference(_OtherKind, _Ours) == ".a: 2 bytes, expected 4"
+@pytest.mark.parametrize(
+    ("there", "changed"),
+    [
+        ("sizeof(struct thread) == 16", "sizeof(struct thread) == 24"),
+        ("__builtin_offsetof(struct target, slot) == ", "__builtin_offsetof(struct target, slot) == 1"),
+        ("sizeof(((struct goroutine *)0)->state) == 1", "sizeof(((struct goroutine *)0)->state) == 2"),
+        ("CAUSE_GC == 9", "CAUSE_GC == 8"),
+    ],
+)
+def test_what_is_checked_at_load_finds_a_difference(tmp_path: Path, there: str, changed: str) -> None:
+    text = shared_type_assertions()
+    assert text.count(there) == 1
+    refused = _compiles(text.replace(there, changed), tmp_path)
+    assert refused.returncode != 0
+    assert DIFFERENT_TYPES in refused.stderr
