@@ -301,7 +301,9 @@ def _explained(what: str, kind: type[SchedtraceError]) -> Iterator[None]:
         except Exception as error:  # noqa: BLE001 (BCC raises plain Exception)
             caught.seek(0)
             lines = caught.read().decode(errors="replace").strip().splitlines()
-            said = "; ".join(line.strip() for line in lines[-2:])
+            # The compiler's first error is the reason, its last line a count; others end with the reason.
+            compiler_errors = [line for line in lines if ": error: " in line]
+            said = "; ".join(line.strip() for line in compiler_errors[:1] or lines[-2:])
             raise kind(f"{what}: {error}{': ' + said if said else ''}") from None
         finally:
             os.dup2(kept, 2)
