@@ -189,6 +189,15 @@ class Pod:
         dead.link.unlink()
         return container
 
+    def exit_code(self, name: str) -> int | None:
+        """Of a container's present run; None while it hasn't ended."""
+        return self.kubelet.containerd.cri.container_exit_code(self.containers[name].id)
+
+    def log(self, name: str) -> list[str]:
+        """The lines that a container's present run has written, without what the runtime puts before each."""
+        file = max((self.log_directory / name).glob("*.log"), key=lambda path: int(path.stem))
+        return [line.split(" ", 3)[3] for line in file.read_text(errors="replace").splitlines()]
+
     def wait_for_exit(self, name: str, seconds: float = WAIT_SECONDS) -> int:
         """The exit code of a container's present run."""
         cri = self.kubelet.containerd.cri

@@ -18,6 +18,7 @@ import pytest
 
 from tests.e2e.agent_process import BASE_LABELS, Agent, Labels, Scrape, agent, confined, free_port
 from tests.e2e.containerd import Containerd
+from tests.e2e.duet import LOST, STARTUP, TRANSITIONS, N, parks
 from tests.e2e.kubelet import (
     TOKEN_VARIABLE,
     ContainerSpec,
@@ -29,12 +30,9 @@ from tests.e2e.kubelet import (
 from tests.workload import Workload, binary
 from tools import toolchains
 
-N = 20_011
 SHOP, PAY = "e2e-shop", "e2e-pay"
 SYSTEMD_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid_}.slice"
 LOADER = "/lib64/ld-linux-x86-64.so.2"
-STARTUP = 12
-"""How often goroutines wait at most while a Go program starts: main for two of the runtime's, and those for work."""
 PROCESS = {
     "spinners": "spinners",
     "stripped": "duet-stripped",
@@ -45,9 +43,6 @@ PROCESS = {
 }
 """Image -> its process, where that isn't the duet."""
 VERSIONS = ("1.19", "1.21", "1.22", "1.23", "1.24", "1.25", "1.26")
-WAITS = "schedtrace_goroutine_wait_seconds_count"
-TRANSITIONS = "schedtrace_goroutine_transitions_total"
-LOST = "schedtrace_lost_total"
 THROTTLED = "schedtrace_cfs_throttled_seconds_total"
 
 
@@ -64,12 +59,6 @@ class Node:
     go_versions: dict[Labels, str] = field(default_factory=dict)
     before: Scrape | None = None
     after: Scrape | None = None
-
-
-def parks(scrape: Scrape, owner: Labels) -> float:
-    """Waits for channels, and those that are known to be left out since they began before the agent looked."""
-    channels = sum(scrape.total(WAITS, owner, reason=f"chan {what}") for what in ("send", "receive"))
-    return channels + scrape.total(LOST, owner, reason="interval_began_before_window")
 
 
 @pytest.fixture(scope="module")
