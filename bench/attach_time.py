@@ -73,7 +73,8 @@ def main(pids: Sequence[int] = ()) -> None:
     ]
     print_table(["", *(f"{name}, {sizes[name] / 1e6:.0f} MB" for name in runs)], rows)
     for name, of_one in runs.items():
-        print_limit(f"{name}: first data", Spread.of([run[DATA] for run in of_one]).median, LIMIT_SECONDS, unit=" s")
+        wall, cpu = (Spread.of([run[row] for run in of_one]).median for row in (DATA, CPU))
+        print_limit(f"{name} ({cpu:.2f} s of CPU time): first data", wall, LIMIT_SECONDS, unit=" s")
 
 
 if __name__ == "__main__":
