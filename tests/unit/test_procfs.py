@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from schedtrace.errors import NotTraceable
 from schedtrace.proc_formats import MappedFile, Mapping, mapped_files, parse_maps, parse_schedstat, parse_stat
 from schedtrace.procfs import open_process, read_schedstat
