@@ -20,7 +20,7 @@ SUITE = "bookworm"
 BASE = "localhost/debian:bookworm-slim"
 BUILD_SECONDS = 540
 _PIP_FILES = "/run/pip"
-_PIP_OPTIONS = ("index-url", "extra-index-url", "find-links", "cert", "constraint")
+_PIP_OPTIONS = ("index-url", "find-links", "cert", "constraint")
 
 
 def build(name: str, archive: Path) -> None:

@@ -18,11 +18,10 @@ from tests.e2e.kubelet import TOKEN_VARIABLE, new_token, wait_for
 from tests.workload import Workload, binary
 
 NAMESPACE = "e2e-v2"
-TOP = "kubepods"
 POD_OF = {
-    "cgroupfs": f"{TOP}/burstable/pod{{uid}}/{{id}}",
-    "guaranteed": f"{TOP}/pod{{uid}}/{{id}}",
-    "systemd": f"{TOP}/kubepods.slice/kubepods-pod{{uid_}}.slice/cri-containerd-{{id}}.scope",
+    "cgroupfs": "kubepods/burstable/pod{uid}/{id}",
+    "guaranteed": "kubepods/pod{uid}/{id}",
+    "systemd": "kubepods.slice/kubepods-pod{uid_}.slice/cri-containerd-{id}.scope",
 }
 CORES = 0.2
 ARGUMENTS = {"duet": ("-n", N), "spinners": ("-threads", 4, "-duration", "2s")}
@@ -54,12 +53,13 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     token = new_token()
     programs = {"duet": binary("duet"), "spinners": binary("spinners")}
     with ExitStack() as stack:
-        unified = stack.enter_context(cpu_in_cgroup2(TOP))
+        top = f"e2e-{token}"
+        unified = stack.enter_context(cpu_in_cgroup2(top))
         containers = {}
         for number, (pod, path) in enumerate({**POD_OF, "spins": POD_OF["cgroupfs"]}.items()):
             uid = f"{token}-0000-4000-8000-{number:012x}"
             container_id = secrets.token_hex(32)
-            cgroup = unified / path.format(uid=uid, uid_=uid.replace("-", "_"), id=container_id)
+            cgroup = unified / top / path.format(uid=uid, uid_=uid.replace("-", "_"), id=container_id)
             cgroup.mkdir(parents=True)
             for parent in reversed(cgroup.relative_to(unified).parents[:-1]):
                 (unified / parent / "cgroup.subtree_control").write_text("+cpu")
