@@ -8,13 +8,15 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from time import thread_time_ns
 
 from bench.measurement import BenchError, Rounds, Spread, alternate, compare, print_conditions, print_limit, print_table
-from schedtrace import abi, uprobe_multi
+from schedtrace import abi, uprobe_multi, uprobe_pmu
 from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, HITS_PER_LOOP, CodePage
+from schedtrace.errors import AttachFailed
 from schedtrace.session import ProbeSite, Session
 
 ROUNDS = 60
@@ -45,6 +47,8 @@ REAL = {
 NAMES = (NOTHING, EMPTY, EMPTY_STEPPED, EMPTY_PERF, *PARTS.values(), *REAL)
 
 Measure = Callable[[], float]
+Sites = tuple[int, int, int]
+_ATTEMPTS = 5
 _NOT_OF_PROGRAMS = (abi.LostReason.BEGAN_BEFORE, abi.LostReason.SWITCH_UNSEEN, abi.LostReason.COUNT)
 
 
@@ -52,10 +56,9 @@ class Parts:
     """The programs of hit_parts.c, loaded. Close it, or use it in ``with``."""
 
     def __init__(self) -> None:
-        import bcc  # noqa: TID251 (no session's programs; and `make check` imports this without BCC)
-        from bcc import libbcc  # noqa: TID251
+        import bcc  # noqa: TID251 (these are no session's programs)
 
-        self._bcc, self._lib = bcc, libbcc.lib
+        self._bcc = bcc
         folder = Path(str(files("schedtrace.bpf")))
         os.environ["BCC_KERNEL_SOURCE"] = str(folder / "headers")
         self._bpf = bcc.BPF(
@@ -73,13 +76,8 @@ class Parts:
         path = f"/proc/self/fd/{fd}"
         if multi:
             self._links.append(uprobe_multi.attach(program, path, file_offsets))
-            return
-        for offset in file_offsets:
-            line = f"p_schedtrace_bench_{os.fstat(fd).st_ino}_{offset}"
-            link = self._lib.bpf_attach_uprobe(program, 0, line.encode(), path.encode(), offset, -1)
-            if link < 0:
-                raise OSError(ctypes.get_errno(), f"can't attach {name}")
-            self._links.append(link)
+        else:
+            self._links += [uprobe_pmu.attach(program, path, offset) for offset in file_offsets]
 
     def follow(self, address: int, count: int) -> None:
         """Enter goroutines into the map that goroutine_lookup looks them up in."""
@@ -90,7 +88,7 @@ class Parts:
 
     def close(self) -> None:
         """Take the probes out."""
-        with ThreadPoolExecutor(len(self._links)) as pool:  # each waits for the kernel's grace periods
+        with ThreadPoolExecutor() as pool:  # each waits for the kernel's grace periods
             list(pool.map(os.close, self._links))
         self._bpf.cleanup()
 
@@ -108,12 +106,15 @@ class Pages:
         by_text = {text: name for name, text in PARTS.items()}
         multi = uprobe_multi.refusal() == 0
         for name in names:
-            page = self._pages[name] = stack.enter_context(CodePage())
-            sites = page.stepped if name == EMPTY_STEPPED else page.emulated
             if name in REAL:
-                self._sessions.append(stack.enter_context(_session(page, REAL[name])))
+                session = stack.enter_context(Session(tuple(dict.fromkeys(REAL[name])), max_targets=1))
+                self._sessions.append(session)
+                attach = partial(_attach_session, session, REAL[name])
             elif name != NOTHING:
-                parts.attach(by_text.get(name, "empty"), page.fd, sites, multi=multi and name != EMPTY_PERF)
+                attach = partial(_attach_part, parts, by_text.get(name, "empty"), multi and name != EMPTY_PERF)
+            else:
+                attach = partial(_attach_nothing)
+            self._pages[name] = _page(stack, attach, stepped=name == EMPTY_STEPPED)
 
     def measures(self, names: Sequence[str], goroutines: int) -> dict[str, Measure]:
         """What each of those variants takes a hit, with so many goroutines in turn: nanoseconds of CPU time."""
@@ -131,11 +132,33 @@ class Pages:
             _check(session)
 
 
-def _session(page: CodePage, programs: tuple[str, str, str]) -> Session:
-    session = Session(tuple(dict.fromkeys(programs)), max_targets=1)
-    session.attach(page.fd, [ProbeSite(p, offset) for p, offset in zip(programs, page.emulated, strict=True)])
-    session.watch(os.getpid(), page.target(page.emulated))
-    return session
+def _page(stack: ExitStack, attach: Callable[[CodePage, Sites], None], *, stepped: bool) -> CodePage:
+    """A page with something attached. If the kernel refuses, another page: it remembers files that are gone, whose
+    probes it could not take out when their owner was killed, and takes a new one for such a file."""
+    attempts = _ATTEMPTS
+    while True:
+        page = stack.enter_context(CodePage())
+        try:
+            attach(page, page.stepped if stepped else page.emulated)
+        except (OSError, AttachFailed):
+            attempts -= 1
+            if not attempts:
+                raise
+        else:
+            return page
+
+
+def _attach_nothing(_page: CodePage, _sites: Sites) -> None:
+    pass
+
+
+def _attach_part(parts: Parts, name: str, multi: bool, page: CodePage, sites: Sites) -> None:
+    parts.attach(name, page.fd, sites, multi=multi)
+
+
+def _attach_session(session: Session, programs: tuple[str, str, str], page: CodePage, sites: Sites) -> None:
+    session.attach(page.fd, [ProbeSite(p, offset) for p, offset in zip(programs, sites, strict=True)])
+    session.watch(os.getpid(), page.target(sites))
 
 
 def _timed(page: CodePage, loops: int, memory: ctypes.Array[ctypes.c_char]) -> Measure:
