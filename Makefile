@@ -17,11 +17,11 @@ help: ## Say what there is
 demo: packages $(INSTALLED) ## Watch a real Go server under load inside a CPU limit (root)
 	@$(PYTHON) -m tools.demo
 
-test: test-packages $(INSTALLED) lint ## Everything: ruff, mypy, all tests (root, for tests/kernel)
+test: test-packages $(INSTALLED) lint ## Ruff, mypy, all tests but those of make e2e (root, for tests/kernel)
 	@$(PYTHON) -m tools.toolchains fetch >/dev/null
 	@$(PYTHON) -m tools.run_tests
 
-e2e: test-packages $(INSTALLED) ## The part of it with containers and Prometheus (root)
+e2e: test-packages $(INSTALLED) ## The agent, with containers and Prometheus (root)
 	@$(PYTHON) -m tools.toolchains fetch >/dev/null
 	@$(PYTHON) -m tools.run_tests tests/e2e
 
