@@ -1,5 +1,5 @@
-"""``make test``: all tests but those with containers; where BPF can't be loaded, those that don't need it, and a line on
-the rest.
+"""``make test``: all tests but those with containers; where BPF can't be loaded, those that don't need it, and a line
+on the rest.
 
 Given folders as arguments (``make e2e``), the tests of those.
 """
