@@ -195,7 +195,7 @@ def test_pid_namespace_that_bpf_knows_nothing_of() -> None:
 
 def test_too_few_file_descriptors() -> None:
     with Workload(binary("hello")) as target:
-        for limit in (9, 14, 20, 28):
+        for limit in (9, 20):
             done = run("attach", target.pid, "--duration", 0.2, prefix=["prlimit", f"--nofile={limit}"])
             assert "Too many open files" in one_line_error(done, done.returncode)
             assert done.returncode in (AttachFailed.exit_code, NodeUnsupported.exit_code)

@@ -224,7 +224,7 @@ def test_binary_is_no_longer_what_it_was(fate: str, tmp_path: Path) -> None:
 
 def test_cpu_limit_and_throttling_are_those_of_the_cgroup() -> None:
     with (
-        CpuLimit(0.3) as limit,
+        CpuLimit(0.1) as limit,
         Workload(binary("spinners"), "-duration", "1500ms", limit=limit) as target,
     ):
         outer_before = limit.statistics()
@@ -236,14 +236,14 @@ def test_cpu_limit_and_throttling_are_those_of_the_cgroup() -> None:
             outer_after = limit.statistics()
     assert window.target.cgroup_path == f"/{limit.path.name}"
     assert window.target.cgroup_hierarchy == ("cpu" if limit.version == 1 else "cgroup2")
-    assert window.target.quota_cores == pytest.approx(0.3)
+    assert window.target.quota_cores == pytest.approx(0.1)
     assert window.throttling
     throttled = "throttled_time" if limit.version == 1 else "throttled_usec"
     unit_ns = 1 if limit.version == 1 else 1000
     told = (window.throttling.periods, window.throttling.throttled_periods, window.throttling.throttled_ns // unit_ns)
     for key, value in zip(("nr_periods", "nr_throttled", throttled), told, strict=True):
         assert inner_after[key] - inner_before[key] <= value <= outer_after[key] - outer_before[key]
-    assert window.throttling.throttled_periods >= 5
+    assert window.throttling.throttled_periods >= 3
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)

@@ -9,9 +9,10 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -76,8 +77,8 @@ def test_same_result_under_torture(build: str, syscalls: bool) -> None:
     assert (facts["rounds"], facts["checksum"]) == (expected["rounds"], expected["checksum"])
 
 
-KILLS = int(os.environ.get("SCHEDTRACE_KILLS", "12"))
-ROUNDS_UNDER_KILLS = 1500
+KILLS = int(os.environ.get("SCHEDTRACE_KILLS", "8"))
+ROUNDS_UNDER_KILLS = 800
 SLOW_CORES = 0.05  # so that it is at work for as long as there are kills
 CLEAN_SECONDS = 5.0
 
@@ -181,40 +182,58 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         assert sum(count > 0 for count in kills.breakpoints_before) >= KILLS // 3
 
 
+def test_child_that_holds_the_probes_is_killed(tmp_path: Path) -> None:
+    """The session holds them too: it goes on counting, and takes them out itself."""
+    program = Path(shutil.copy(binary("pingpong"), tmp_path / "pingpong"))
+    with Workload(program, "-n", 1009) as target, attaching(target.pid, "--json") as attach:
+        text = TargetText.of(target.pid, program)
+        attach.await_probes(text, 1)
+        (child,) = children(attach.pid)
+        os.kill(child, signal.SIGKILL)
+        target.run()
+        report = attach.end_json()
+        assert text.differences() == {}
+    rows = [row for row in report["top"] if row["function"] in ("main.ping", "main.pong")]
+    assert sum(row["parks"] for row in rows) == 2 * 1009
+
+
 def test_killed_when_probes_go_through_the_perf_pmu(tmp_path: Path) -> None:
     with killing(tmp_path, WITHOUT_LINKS) as kills:
-        for moment in ("while attaching", "while watching", "while detaching"):
+        for moment in ("while attaching", "while detaching"):
             kills.once(moment)
-        assert sum(count > 0 for count in kills.breakpoints_before) >= 2
+        assert kills.breakpoints_before[0] > 0
         assert not [line for line in uprobe_events() if line_owner(line) in kills.killed]
 
 
 def test_killed_when_probes_go_through_tracefs(tmp_path: Path) -> None:
     with killing(tmp_path, WITHOUT_LINKS, without("sys_admin")) as kills:
         ctypes.CDLL("libbcc.so.0")  # as a session has it in memory
-        strangers = f"p:uprobes/p_stranger_bcc_{2**22} {tmp_path}/torture:0x1000"
-        ours_of_a_live_session = f"p:uprobes/p_schedtrace_1_1_bcc_{os.getpid()} {tmp_path}/torture:0x1001"
-        with event_lines(strangers, ours_of_a_live_session):
+        alive, dead, nobody = os.getpid(), ended_process(), 2**22
+        with event_lines(
+            f"p:uprobes/p_stranger_bcc_{nobody} {tmp_path}/torture:0x1000",
+            f"p:uprobes/p_schedtrace_1_1_bcc_{alive} {tmp_path}/torture:0x1001",
+        ):
             kills.once("while attaching")
             assert kills.breakpoints_before[0] > 0
-            # The child that holds the probes has removed the lines too. Where it is killed as well, they stay,
+            # The child that holds the probes has removed the lines too. Where it is killed as well, they stay ...
             with attaching(kills.pid, command=WITHOUT_LINKS, prefix=without("sys_admin")) as attach:
                 attach.await_line()
-                kills.killed.append(attach.pid)
                 kills.kill_with_children(attach)
             await_true(lambda: not kills.text.differences())
-            left = {line_owner(line) for line in uprobe_events()} & {*kills.killed}
-            assert left == {attach.pid}
-            # until the next start removes them,
-            done = run("attach", kills.pid, "--duration", 0.2, prefix=without("sys_admin"))
-            assert (done.returncode, done.stderr) == (0, "")
-            lines = uprobe_events()
-            assert not {line_owner(line) for line in lines} & {*kills.killed}
-            # and nobody else's.
-            assert [line.split(" ")[0] for line in lines if line_owner(line) in (2**22, os.getpid())] == [
-                "p:uprobes/p_stranger_bcc_4194304",
-                f"p:uprobes/p_schedtrace_1_1_bcc_{os.getpid()}",
-            ]
+            assert not {line_owner(line) for line in uprobe_events()} & {*kills.killed}
+            # ... until somebody starts a session, who removes the lines of dead ones and nobody else's.
+            with event_lines(f"p:uprobes/p_schedtrace_1_2_bcc_{dead} {tmp_path}/torture:0x1002"):
+                done = run("attach", kills.pid, "--duration", 0.2, prefix=without("sys_admin"))
+                assert (done.returncode, done.stderr) == (0, "")
+                owners = {line_owner(line) for line in uprobe_events()}
+            assert not owners & {dead, attach.pid, *kills.killed}
+            assert owners >= {alive, nobody}
+
+
+def ended_process() -> int:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    return process.pid
 
 
 def uprobe_events() -> list[str]:
@@ -246,4 +265,5 @@ def event_lines(*lines: str) -> Iterator[None]:
         yield
     finally:
         for line in lines:
-            write("-:" + line.split(" ")[0].removeprefix("p:"))
+            with suppress(FileNotFoundError):
+                write("-:" + line.split(" ")[0].removeprefix("p:"))
