@@ -14,6 +14,7 @@ from types import FrameType
 
 from schedtrace import tracefs
 from schedtrace.bpf_text import all_programs
+from schedtrace.check import require_capabilities
 from schedtrace.exporter import Exporter
 from schedtrace.fleet import Fleet
 from schedtrace.logs import EventLog
@@ -54,6 +55,7 @@ def run(options: Options) -> None:
 
     selection = Selection.parse(options.select)
     events = EventLog(sys.stderr, as_json=options.log_json)
+    require_capabilities()
     tracefs.ensure_mounted()
     programs = all_programs(Path(str(files("schedtrace.bpf"))))
     with Session(

@@ -19,7 +19,7 @@ from schedtrace import tracefs, uprobe_multi, uprobe_pmu
 from schedtrace.cgroups import UNIFIED, layout, parse_cgroup, parse_mountinfo
 from schedtrace.errors import NodeUnsupported, PermissionDenied
 from schedtrace.proc_formats import parse_status
-from schedtrace.procfs import CAP_SYS_PTRACE
+from schedtrace.procfs import CAP_SYS_PTRACE, effective_capabilities
 
 Status = Literal["ok", "warning", "missing"]
 
@@ -171,15 +171,29 @@ def _pid_namespace(node: _Node) -> Finding:
     )
 
 
+# Name -> capabilities of which one is enough.
+_NEEDED = {
+    "BPF": (CAP_BPF, CAP_SYS_ADMIN),
+    "PERFMON": (CAP_PERFMON, CAP_SYS_ADMIN),
+    "SYS_PTRACE": (CAP_SYS_PTRACE,),
+}
+
+
+def require_capabilities() -> None:
+    """Raises PermissionDenied, which names those that this process lacks and should have, if there are any."""
+    effective = effective_capabilities()
+    missing = [name for name, any_of in _NEEDED.items() if not any(effective >> one & 1 for one in any_of)]
+    if missing:
+        raise PermissionDenied(
+            f"without {', '.join(f'CAP_{name}' for name in missing)}: run as root; in a pod: "
+            f"securityContext.capabilities.add: [{', '.join(missing)}]"
+        )
+
+
 def _capabilities(node: _Node) -> Finding:
-    needed = {
-        "BPF": (CAP_BPF, CAP_SYS_ADMIN),
-        "PERFMON": (CAP_PERFMON, CAP_SYS_ADMIN),
-        "SYS_PTRACE": (CAP_SYS_PTRACE,),
-    }
-    missing = [name for name, any_of in needed.items() if not node.may(*any_of)]
+    missing = [name for name, any_of in _NEEDED.items() if not node.may(*any_of)]
     if not missing:
-        have = [*needed, *(["SYS_ADMIN"] if node.may(CAP_SYS_ADMIN) else [])]
+        have = [*_NEEDED, *(["SYS_ADMIN"] if node.may(CAP_SYS_ADMIN) else [])]
         return Finding("capabilities", "ok", " ".join(f"CAP_{name}" for name in have))
     return Finding(
         "capabilities",

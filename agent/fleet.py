@@ -138,7 +138,7 @@ class Fleet:
         except (FileNotFoundError, ProcessLookupError):
             self._bury(pid)  # a kernel thread, or gone already
         except PermissionError:
-            self._fail("permission", pid, f"can't look into process {pid}: it needs CAP_SYS_PTRACE")
+            self._fail("permission", pid, f"the kernel doesn't let us look into process {pid}, CAP_SYS_PTRACE or not")
         except SchedtraceError as error:
             self._fail(_reason_of(error), pid, str(error))
 
@@ -164,6 +164,13 @@ class Fleet:
     def _watch(self, process: Process, binary: GoBinary, executable_fd: int, name_until: float) -> bool:
         cgroup_text = _cgroup_text(process.pid)
         membership = read_membership(process.pid, self._mounts)
+        if membership.main and not membership.main.levels and process.still_same():
+            self._events.warning(
+                "cgroup",
+                f"cgroup {membership.main.path!r} shows nowhere below /sys/fs/cgroup, so its CPU limit and throttling "
+                "aren't known: mount the node's /sys/fs/cgroup there",
+                pid=process.pid,
+            )
         labels = self._labels(process, membership, patient=monotonic() < name_until)
         if not self._selection.everything:
             if labels is None:
