@@ -154,9 +154,9 @@ def test_works_with_what_the_manifest_grants(
             assert throttled == pytest.approx(workload["app"].throttled_seconds(), abs=1e-9)
         quotas = after.values("schedtrace_cpu_quota_cores")
         assert list(quotas.values()) == [0.5]
-        # Every line of the log is an object, and none is a complaint.
-        levels = {json.loads(line)["level"] for line in pod.log("schedtrace")}
-        assert levels == {"info"}, pod.log("schedtrace")
+        # Every line of the log is an object; the only complaints may be of the node's other processes.
+        events = [json.loads(line) for line in pod.log("schedtrace")]
+        assert {one["event"] for one in events if one["level"] != "info"} <= {"vanished", "permission"}, events
         pids = pod["schedtrace"].pids
         status = Path(f"/proc/{pids[0]}/status").read_text()
         assert "NoNewPrivs:\t1" in status
