@@ -14,7 +14,6 @@ from time import monotonic
 from typing import Self
 
 from schedtrace import cgroups, join, target, tracefs
-from schedtrace.check import check_node
 from schedtrace.errors import AttachFailed, NodeUnsupported, NotTraceable, PermissionDenied
 from schedtrace.image import Image, open_image
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
@@ -177,6 +176,8 @@ def _explained_by_check() -> Iterator[None]:
     try:
         yield
     except (NodeUnsupported, AttachFailed):
+        from schedtrace.check import check_node  # much to import, and seldom needed
+
         report = check_node()
         kind = PermissionDenied if report.exit_code == PermissionDenied.exit_code else NodeUnsupported
         for finding in report.findings:

@@ -14,12 +14,7 @@ from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
 
-from rich.console import Console
-from rich.live import Live
-
-from schedtrace import report
 from schedtrace.attach import Watch
-from schedtrace.report_json import window_json
 from schedtrace.window import Window
 
 
@@ -65,8 +60,15 @@ def attach(
     as_json: bool,
 ) -> None:
     """Watch ``pid`` and print what is seen to standard output, until the duration, the target or the user ends it."""
-    console = Console(highlight=False)
     with _stop_signals(), Watch(pid, syscalls=syscalls, max_goroutines=max_goroutines) as watch:
+        # What prints is imported while the first data come in.
+        from rich.console import Console
+        from rich.live import Live
+
+        from schedtrace import report
+        from schedtrace.report_json import window_json
+
+        console = Console(highlight=False)
         if as_json:
             ended = _until_end(watch, duration_seconds, interval_seconds, lambda _window: None)
         elif console.is_terminal and not console.is_dumb_terminal:

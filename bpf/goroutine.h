@@ -150,20 +150,11 @@ static __always_inline void forget(struct hit *hit, struct goroutine *g, __u64 g
 	}
 	if (sum) {
 		struct totals *t = &g->totals;
+		__u64 *into = (__u64 *)sum, *from = (__u64 *)t;
 
-		add(&sum->goroutines, t->goroutines);
-		add(&sum->exits, t->exits);
-		add(&sum->parks, t->parks);
-		add(&sum->readies, t->readies);
-		add(&sum->runs, t->runs);
-		add(&sum->preempted, t->preempted);
-		add(&sum->yielded, t->yielded);
-		add(&sum->switches, t->switches);
-		add(&sum->syscalls, t->syscalls);
-		add(&sum->runnable_ns, t->runnable_ns);
-		add(&sum->running_ns, t->running_ns);
-		add(&sum->waiting_ns, t->waiting_ns);
-		add(&sum->syscall_ns, t->syscall_ns);
+		/* all fields but the maxima, which are the last two */
+		for (int i = 0; i < sizeof(struct totals) / sizeof(__u64) - 2; i++)
+			add(&into[i], from[i]);
 		if (t->max_runnable_ns > sum->max_runnable_ns)
 			sum->max_runnable_ns = t->max_runnable_ns;
 		if (t->max_waiting_ns > sum->max_waiting_ns)
