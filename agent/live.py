@@ -20,16 +20,18 @@ from schedtrace.window import Window
 
 @contextmanager
 def _stop_signals() -> Iterator[None]:
-    """SIGTERM ends a session as Ctrl-C does."""
+    """SIGTERM ends a session as Ctrl-C does; and SIGINT does also where it is ignored at the start, as by a shell in
+    what it runs in the background."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _until_end(
