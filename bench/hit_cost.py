@@ -6,15 +6,13 @@ All sit on pages of code like the one that :mod:`schedtrace.calibrate` measures 
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from importlib.resources import files
-from pathlib import Path
 from time import thread_time_ns
 
+from bench.hit_parts import G_BYTES, Parts
 from bench.measurement import BenchError, Rounds, Spread, alternate, compare, print_conditions, print_limit, print_table
-from schedtrace import abi, uprobe_multi, uprobe_pmu
+from schedtrace import abi
 from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, HITS_PER_LOOP, CodePage
 from schedtrace.errors import AttachFailed
 from schedtrace.session import ProbeSite, Session
@@ -24,7 +22,6 @@ LOOPS = 500  # a sample of a millisecond or two: short enough that most are not 
 STEPPED_LOOPS = 50  # a hit costs ten times as much there
 MANY_ROUNDS = 5
 GOROUTINES = (1, 1_000, 100_000)  # leave one when divided by three, see CodePage.pass_sites
-G_BYTES = 448  # what the allocator rounds a runtime.g of Go 1.27 up to
 LIMIT = 1.35
 
 PARTS = {
@@ -52,47 +49,6 @@ _ATTEMPTS = 5
 _NOT_OF_PROGRAMS = (abi.LostReason.BEGAN_BEFORE, abi.LostReason.SWITCH_UNSEEN, abi.LostReason.COUNT)
 
 
-class Parts:
-    """The programs of hit_parts.c, loaded. Close it, or use it in ``with``."""
-
-    def __init__(self) -> None:
-        import bcc  # noqa: TID251 (these are no session's programs)
-
-        self._bcc = bcc
-        folder = Path(str(files("schedtrace.bpf")))
-        os.environ["BCC_KERNEL_SOURCE"] = str(folder / "headers")
-        self._bpf = bcc.BPF(
-            text=(Path(__file__).parent / "hit_parts.c").read_bytes(), cflags=[f"-I{folder}", f"-DTGID={os.getpid()}"]
-        )
-        targets = self._bpf[b"targets"]
-        targets[targets.Key(os.getpid())] = targets.Leaf()
-        self._links: list[int] = []
-
-    def attach(self, name: str, fd: int, file_offsets: Sequence[int], *, multi: bool) -> None:
-        """Put a program on instructions of a file, by one link for all or by a perf event each, as a session does."""
-        attach_type = uprobe_multi.ATTACH_TYPE if multi else -1
-        program = self._bpf.load_func(name.encode(), self._bcc.BPF.KPROBE, attach_type=attach_type).fd
-        self._bpf.funcs.pop(name.encode())  # the next one may be attached to something else
-        path = f"/proc/self/fd/{fd}"
-        if multi:
-            self._links.append(uprobe_multi.attach(program, path, file_offsets))
-        else:
-            self._links += [uprobe_pmu.attach(program, path, offset) for offset in file_offsets]
-
-    def follow(self, address: int, count: int) -> None:
-        """Enter goroutines into the map that goroutine_lookup looks them up in."""
-        goroutines = self._bpf[b"goroutines"]
-        for i in range(count):
-            key = goroutines.Key(address + i * G_BYTES, os.getpid(), 0)
-            goroutines[key] = goroutines.Leaf()
-
-    def close(self) -> None:
-        """Take the probes out."""
-        with ThreadPoolExecutor() as pool:  # each waits for the kernel's grace periods
-            list(pool.map(os.close, self._links))
-        self._bpf.cleanup()
-
-
 class Pages:
     """A code page for each variant, with its program attached; all goroutines lie in the same memory."""
 
@@ -100,18 +56,16 @@ class Pages:
         self._memory = ctypes.create_string_buffer(max(GOROUTINES) * G_BYTES)
         self._pages: dict[str, CodePage] = {}
         self._sessions: list[Session] = []
-        parts = Parts()
-        stack.callback(parts.close)
+        parts = stack.enter_context(Parts())
         parts.follow(ctypes.addressof(self._memory), max(GOROUTINES))
         by_text = {text: name for name, text in PARTS.items()}
-        multi = uprobe_multi.refusal() == 0
         for name in names:
             if name in REAL:
                 session = stack.enter_context(Session(tuple(dict.fromkeys(REAL[name])), max_targets=1))
                 self._sessions.append(session)
                 attach = partial(_attach_session, session, REAL[name])
             elif name != NOTHING:
-                attach = partial(_attach_part, parts, by_text.get(name, "empty"), multi and name != EMPTY_PERF)
+                attach = partial(_attach_part, parts, by_text.get(name, "empty"), name == EMPTY_PERF)
             else:
                 attach = partial(_attach_nothing)
             self._pages[name] = _page(stack, attach, stepped=name == EMPTY_STEPPED)
@@ -152,8 +106,8 @@ def _attach_nothing(_page: CodePage, _sites: Sites) -> None:
     pass
 
 
-def _attach_part(parts: Parts, name: str, multi: bool, page: CodePage, sites: Sites) -> None:
-    parts.attach(name, page.fd, sites, multi=multi)
+def _attach_part(parts: Parts, name: str, perf: bool, page: CodePage, sites: Sites) -> None:
+    parts.attach(name, page.fd, sites, perf=perf)
 
 
 def _attach_session(session: Session, programs: tuple[str, str, str], page: CodePage, sites: Sites) -> None:

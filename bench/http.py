@@ -1,4 +1,8 @@
-"""What watching adds to a request of a saturated net/http server: schedtrace beside bpftrace with probes by name."""
+"""What watching adds to a request of a saturated net/http server: schedtrace beside bpftrace with probes by name.
+
+Two kinds of request: one that does nothing, so that net/http and the scheduler are all that is measured, and one that
+makes a small JSON document.
+"""
 
 import re
 import shutil
@@ -14,8 +18,9 @@ from tools import toolchains
 
 SERVER = Path(__file__).parent / "golang/httpserver"
 VERSIONS = ("1.27", "1.24")  # the two modes: casgstatus, functions
-ROUNDS = 5
-SECONDS = 2
+ROUNDS = 7
+SECONDS = 1
+REQUESTS = {"two bytes": "/", "a small JSON document": "/order?id=41"}
 CONNECTIONS = 32  # one P has always a request to answer
 LIMIT_PERCENT = 70.0
 
@@ -32,11 +37,11 @@ def serving(program: Path) -> Iterator[tuple[int, str]]:
         process.communicate()
 
 
-def load(address: str) -> int:
+def load(url: str) -> int:
     """As many requests as the server can answer, for some seconds; how many it answered."""
     if shutil.which("wrk") is None:
         raise BenchError("wrk is not installed (Debian: apt-get install wrk)")
-    command = ["wrk", "--threads=1", f"--connections={CONNECTIONS}", f"--duration={SECONDS}s", f"http://{address}/"]
+    command = ["wrk", "--threads=1", f"--connections={CONNECTIONS}", f"--duration={SECONDS}s", url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     count = re.search(r"(\d+) requests in", done.stdout)
     failed = re.search(r"Non-2xx|Socket errors: (?!connect 0, read 0, write 0)", done.stdout)  # late is not failed
@@ -45,21 +50,22 @@ def load(address: str) -> int:
     return int(count[1])
 
 
-def compare_on(version: str) -> None:
-    """Measure and print the table for one Go version. Raises BenchError."""
+def compare_on(version: str, answer: str) -> None:
+    """Measure and print the table for one Go version and one kind of request. Raises BenchError."""
     with own_copy(toolchains.build(version, SERVER)) as program, serving(program) as (pid, address):
-        server = ServerUnderLoad(program, pid, lambda: load(address))
+        server = ServerUnderLoad(program, pid, lambda: load(f"http://{address}{REQUESTS[answer]}"))
         rounds = server.measure(ROUNDS)
-    print_comparison(f"Go {version}", "request", rounds, server)
+    print_comparison(f"Go {version}, {answer}", "request", rounds, server)
     print_limit("schedtrace adds", added_percent(rounds, OURS).median, LIMIT_PERCENT, unit=" %")
 
 
 def main() -> None:
     print("CPU time of a net/http server a request, saturated (medians, in brackets the middle half of the rounds)")
     print_conditions()
-    for version in VERSIONS:
-        print()
-        compare_on(version)
+    for answer in REQUESTS:
+        for version in VERSIONS:
+            print()
+            compare_on(version, answer)
 
 
 if __name__ == "__main__":

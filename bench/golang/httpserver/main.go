@@ -1,9 +1,11 @@
-// Httpserver answers every request with two bytes: all there is to measure is net/http and the scheduler.
+// Httpserver answers "/" with two bytes, so that there is nothing to measure but net/http and the scheduler, and
+// "/order?id=N" with a small JSON document, as the least of real services does.
 //
 // It prints its address when it listens, and ends when its standard input does.
 package main
 
 import (
+	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -11,7 +13,33 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"strconv"
 )
+
+type item struct {
+	Name  string  `json:"name"`
+	Count int     `json:"count"`
+	Price float64 `json:"price"`
+}
+
+type order struct {
+	ID    int    `json:"id"`
+	Items []item `json:"items"`
+}
+
+func answerOrder(w http.ResponseWriter, r *http.Request) {
+	id, err := strconv.Atoi(r.URL.Query().Get("id"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	found := order{ID: id}
+	for i := 1; i <= 5; i++ {
+		found.Items = append(found.Items, item{Name: "item " + strconv.Itoa(id+i), Count: i, Price: 9.75 * float64(i)})
+	}
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(found)
+}
 
 func main() {
 	procs := flag.Int("procs", 1, "GOMAXPROCS")
@@ -28,7 +56,8 @@ func main() {
 		os.Exit(0)
 	}()
 	answer := []byte("ok")
-	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(answer) })
-	fmt.Fprintln(os.Stderr, http.Serve(listener, handler))
+	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { w.Write(answer) })
+	http.HandleFunc("/order", answerOrder)
+	fmt.Fprintln(os.Stderr, http.Serve(listener, nil))
 	os.Exit(1)
 }
