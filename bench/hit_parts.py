@@ -30,8 +30,8 @@ class Parts:
         self._links: list[int] = []
 
     def attach(self, name: str, fd: int, file_offsets: Sequence[int], *, perf: bool = False) -> None:
-        """Put a program on instructions of a file: by one link for all, or by a perf event each where there are no links
-        or it is asked for. Raises OSError."""
+        """Put a program on instructions of a file: by one link for all, or by a perf event each where there are no
+        links or it is asked for. Raises OSError."""
         multi = self._links_work and not perf
         attach_type = uprobe_multi.ATTACH_TYPE if multi else -1
         program = self._bpf.load_func(name.encode(), self._bcc.BPF.KPROBE, attach_type=attach_type).fd
