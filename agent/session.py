@@ -274,7 +274,7 @@ class Session:
 
 _EVENT_PAGES = 64
 # Of no use to these programs, and a tenth of the time to compile.
-_QUICK = ("-fno-unroll-loops", "-fno-vectorize", "-fno-slp-vectorize")
+_QUICK = ("-g0", "-fno-unroll-loops", "-fno-vectorize", "-fno-slp-vectorize")
 
 
 def _import_bcc() -> Any:

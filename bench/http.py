@@ -1,7 +1,7 @@
 """What watching adds to a request of a saturated net/http server: schedtrace beside bpftrace with probes by name.
 
-Two kinds of request: one that does nothing, so that net/http and the scheduler are all that is measured, and one that
-makes a small JSON document.
+The server has a P for each CPU, as Go does by default. Two kinds of request: one that makes a small JSON document, as
+the least of real services does, and one that does nothing, so that net/http and the scheduler are all that is measured.
 """
 
 import re
@@ -20,15 +20,15 @@ SERVER = Path(__file__).parent / "golang/httpserver"
 VERSIONS = ("1.27", "1.24")  # the two modes: casgstatus, functions
 ROUNDS = 7
 SECONDS = 1
-REQUESTS = {"two bytes": "/", "a small JSON document": "/order?id=41"}
-CONNECTIONS = 32  # one P has always a request to answer
+REQUESTS = {"a small JSON document": "/order?id=41", "two bytes": "/"}
+CONNECTIONS = 32  # there is always a request to answer
 LIMIT_PERCENT = 70.0
 
 
 @contextmanager
 def serving(program: Path) -> Iterator[tuple[int, str]]:
-    """The server as a process with one P; its process id and address."""
-    process = subprocess.Popen([program, "-procs=1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    """The server as a process; its process id and address."""
+    process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
         yield process.pid, process.stdout.readline().strip()

@@ -6,13 +6,11 @@ package main
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
-	"runtime"
 	"strconv"
 )
 
@@ -42,9 +40,6 @@ func answerOrder(w http.ResponseWriter, r *http.Request) {
 }
 
 func main() {
-	procs := flag.Int("procs", 1, "GOMAXPROCS")
-	flag.Parse()
-	runtime.GOMAXPROCS(*procs)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
