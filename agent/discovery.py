@@ -14,8 +14,7 @@ from schedtrace import plan
 from schedtrace.cgroups import ContainerRef, CpuStat, Mount, container_of, read_membership, read_mounts
 from schedtrace.errors import NotTraceable, PermissionDenied
 from schedtrace.procfs import CAP_SYS_PTRACE, Process, effective_capabilities, open_process
-
-FULL = "full"
+from schedtrace.window import FULL_LEVEL
 
 _BUILD_INFORMATION = b"\xff Go buildinf:"  # debug/buildinfo
 _BUILD_INFORMATION_ALIGN = 16
@@ -64,7 +63,7 @@ def look_at(path: str) -> GoBinary | None:
     """What kind of Go binary a file is; None if it isn't one. Raises PermissionDenied or OSError if it can't
     be read."""
     try:
-        return GoBinary(plan.make_plan(path).go_version, FULL, "")
+        return GoBinary(plan.make_plan(path).go_version, FULL_LEVEL, "")
     except NotTraceable as error:
         if not has_build_information(path):
             return None

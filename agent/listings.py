@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from schedtrace.check import NodeReport, Status
-from schedtrace.discovery import FULL, GoProcess, Scan
+from schedtrace.discovery import GoProcess, Scan
 from schedtrace.errors import PermissionDenied
 from schedtrace.formatting import (
     WIDTH,
@@ -23,6 +23,7 @@ from schedtrace.formatting import (
 )
 from schedtrace.plan import ProbePlan
 from schedtrace.report_json import Json, node_json, plan_json, scan_json
+from schedtrace.window import FULL_LEVEL
 
 _SHORT_ID = 8
 _STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "missing": "bold red"}
@@ -65,7 +66,7 @@ def list_listing(scan: Scan) -> Listing:
     rows = [_process_row(process) for process in scan.processes]
     parts = [columns(titles, rows, "><<>>>><", flexible=1)] if rows else [Text("no Go process found")]
     if rows:
-        watchable = sum(process.level == FULL for process in scan.processes)
+        watchable = sum(process.level == FULL_LEVEL for process in scan.processes)
         parts += [Text(), Text(f"{count(watchable)} of {count(len(rows))} can be watched at full level.")]
     parts += [
         paragraph(f"{process.pid} ({process.name}): {process.obstacle}", bullet="- ")
