@@ -7,16 +7,18 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import FrameType
 
 from schedtrace import tracefs
+from schedtrace.binaries import Binaries
 from schedtrace.bpf_text import all_programs
 from schedtrace.check import require_capabilities
 from schedtrace.exporter import Exporter
-from schedtrace.fleet import Fleet
+from schedtrace.fleet import Fleet, running_pids
 from schedtrace.logs import EventLog
 from schedtrace.pods import PodIndex
 from schedtrace.selection import Selection
@@ -58,14 +60,19 @@ def run(options: Options) -> None:
     require_capabilities()
     tracefs.ensure_mounted()
     programs = all_programs(Path(str(files("schedtrace.bpf"))))
-    with Session(
-        programs,
-        max_targets=options.max_targets + 1,  # one is this process's own, while the cost of a hit is measured
-        max_goroutines=options.max_goroutines,
-        process_events=True,
-    ) as session:
+    with ExitStack() as stack:
+        binaries = stack.enter_context(closing(Binaries()))
+        binaries.look_ahead(running_pids())  # while the compiler works
+        session = stack.enter_context(
+            Session(
+                programs,
+                max_targets=options.max_targets + 1,  # one is this process's own, while the cost of a hit is measured
+                max_goroutines=options.max_goroutines,
+                process_events=True,
+            )
+        )
         ctypes.CDLL(None).malloc_trim(0)  # the compiler in this process has left 15 MB of free memory behind
-        fleet = Fleet(session, programs, PodIndex(options.log_root), selection, events)
+        fleet = Fleet(session, programs, PodIndex(options.log_root), selection, events, binaries)
         server = MetricsServer(
             options.listen,
             Exporter(fleet.view, options.max_series),
