@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 import signal
 import sys
 import threading
@@ -25,6 +26,9 @@ from schedtrace.selection import Selection
 from schedtrace.session import Session
 from schedtrace.tls import TlsFiles
 from schedtrace.web import Address, MetricsServer
+
+_LIBC = ctypes.CDLL(None)
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # malloc.h
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ def run(options: Options) -> None:
         signal.signal(number, on_signal)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
+    _bound_memory()
+    _raise_file_limit()
     selection = Selection.parse(options.select)
     events = EventLog(sys.stderr, as_json=options.log_json)
     require_capabilities()
@@ -71,7 +77,7 @@ def run(options: Options) -> None:
                 process_events=True,
             )
         )
-        ctypes.CDLL(None).malloc_trim(0)  # the compiler in this process has left 15 MB of free memory behind
+        _LIBC.malloc_trim(0)  # the compiler in this process has left 15 MB of free memory behind
         fleet = Fleet(session, programs, PodIndex(options.log_root), selection, events, binaries)
         server = MetricsServer(
             options.listen,
@@ -88,3 +94,17 @@ def run(options: Options) -> None:
             server.close()
             fleet.close()
             events.info("stopped", "taking the probes out")
+
+
+def _bound_memory() -> None:
+    """Have large buffers go back to the kernel at once, and threads not keep memory each for itself: else what one
+    scrape needs for a moment stays for good."""
+    if hasattr(_LIBC, "mallopt"):  # glibc
+        _LIBC.mallopt(_M_MMAP_THRESHOLD, 1 << 18)
+        _LIBC.mallopt(_M_ARENA_MAX, 1)
+
+
+def _raise_file_limit() -> None:
+    """A process that is watched takes three descriptors and more: use all that may be had."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -24,7 +25,7 @@ from schedtrace import join, target
 from schedtrace.accounts import Accounts, Owner
 from schedtrace.attachments import Attachments, Probed
 from schedtrace.binaries import Binaries, GoBinary, file_key
-from schedtrace.cgroups import Membership, container_of, read_cpu_stat, read_membership, read_mounts
+from schedtrace.cgroups import Membership, container_of, read_cpu_stat, read_membership, read_mounts, read_quota_cores
 from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
 from schedtrace.logs import EventLog
 from schedtrace.plan import ProbePlan
@@ -280,12 +281,12 @@ class Fleet:
             for watched in self._watched.values():
                 if watched.labels:
                     living.setdefault(watched.labels, []).append(watched)
-            series = []
+            series, quota_of = [], cache(read_quota_cores)
             for labels, account in self._accounts.for_scrape(living.keys()):
                 processes, totals = living.get(labels, []), account.totals
                 for watched in processes:
                     totals = totals + self._totals(watched, snapshots[watched.process.pid])
-                limits = [limit.cores for w in processes if (limit := w.membership.cpu_limit())]
+                limits = [limit.cores for w in processes if (limit := w.membership.cpu_limit(quota_of))]
                 series.append(
                     Series(
                         labels=labels,
