@@ -28,7 +28,7 @@ e2e: test-packages $(INSTALLED) ## The agent, with containers and Prometheus (ro
 check: $(INSTALLED) lint ## What needs no root: ruff, mypy, tests/unit
 	@$(PYTHON) -m pytest tests/unit
 
-bench: packages $(INSTALLED) ## Measure what watching costs the target (root)
+bench: packages $(INSTALLED) ## Measure what watching costs the target, and the agent (root)
 	@tools/system_packages.sh bpftrace wrk
 	@$(PYTHON) -m bench
 

@@ -170,6 +170,8 @@ def _serve(
         faulthandler.disable()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")  # of all in this container, it may go
         low, high = sorted((questions.fileno(), answers))
         for first, last in ((3, low), (low + 1, high), (high + 1, _most_files())):
             os.closerange(first, last)

@@ -31,7 +31,8 @@ SETTLE_SECONDS = 13.0
 """Until the children that read executables have ended."""
 IDLE_SECONDS = 40.0
 """Longer than the time between two looks at all processes."""
-READY, IDLE, MEMORY, CHILDREN, SCRAPE, STOP = "ready, s", "idle, % CPU", "MB", "children, MB", "scrape, ms", "stop, s"
+READY, READY_CPU, IDLE, MEMORY = "ready, s", "CPU until then, s", "idle, % CPU", "MB"
+CHILDREN, SCRAPE, SCRAPE_CPU, STOP = "children, MB", "scrape, ms", "CPU, ms", "stop, s"
 _LIMITS = ((READY, 5.0), (IDLE, 0.5), (MEMORY, 60.0), (SCRAPE, 50.0), (STOP, 2.0))
 LINEAR = 1.5
 """A scrape may cost a pod of many so many times what it costs one of few."""
@@ -59,6 +60,7 @@ def measure(count: int) -> Measured:
             stack.enter_context(Workload(Path(shell), *arguments))
         selected: list[str | Path] = ["--log-root", made.log_root, "--select", f"bench/*/*/{folder.name}-*"]
         one = stack.enter_context(agent(folder, selected, first=FIRST))
+        ready_cpu_ns = _cpu_ns([one.pid, *one.children()])
         text = one.get("/metrics")
         watched = sum(line.startswith("schedtrace_threads{") for line in text.splitlines())
         if watched != processes:
@@ -68,17 +70,20 @@ def measure(count: int) -> Measured:
         before, began = _cpu_ns(family), time.monotonic_ns()
         time.sleep(IDLE_SECONDS)
         idle = (_cpu_ns(family) - before) / (time.monotonic_ns() - began)
-        scrapes = []
+        scrapes, before = [], _cpu_ns([one.pid])
         for _ in range(SCRAPES):
             began = time.monotonic_ns()
             one.get("/metrics")
             scrapes.append((time.monotonic_ns() - began) / 1e6)
+        scrape_cpu_ms = (_cpu_ns([one.pid]) - before) / 1e6 / SCRAPES
         values = {
             READY: one.ready_seconds,
+            READY_CPU: ready_cpu_ns / 1e9,
             IDLE: idle * 100,
             MEMORY: anonymous_mb(one.pid),
             CHILDREN: sum(map(anonymous_mb, one.children())),
             SCRAPE: statistics.median(scrapes),
+            SCRAPE_CPU: scrape_cpu_ms,
             STOP: one.stop(),
         }
     return Measured(count, sum(not line.startswith("#") for line in text.splitlines()), values)
