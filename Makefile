@@ -12,7 +12,7 @@ TEST_PACKAGES := $(RUN_PACKAGES) golang-1.19-go gcc libc6-dev binutils openssl p
 .PHONY: help demo test e2e cgroup2 check lint types bench layouts packages test-packages
 
 help: ## Say what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
 
 demo: packages $(INSTALLED) ## Watch a real Go server under load inside a CPU limit (root)
 	@$(PYTHON) -m tools.demo
