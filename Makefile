@@ -9,21 +9,25 @@ TEST_PACKAGES := $(RUN_PACKAGES) golang-1.19-go gcc libc6-dev binutils openssl p
 	containerd runc buildah debootstrap
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e check lint types bench layouts packages test-packages
+.PHONY: help demo test e2e cgroup2 check lint types bench layouts packages test-packages
 
 help: ## Say what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
 
 demo: packages $(INSTALLED) ## Watch a real Go server under load inside a CPU limit (root)
 	@$(PYTHON) -m tools.demo
 
-test: test-packages $(INSTALLED) lint ## Ruff, mypy, all tests but those of make e2e (root, for tests/kernel)
+test: test-packages $(INSTALLED) lint ## Ruff, mypy, all tests but those of make cgroup2 (root; without, those that need none)
 	@$(PYTHON) -m tools.toolchains fetch >/dev/null
 	@$(PYTHON) -m tools.run_tests
 
-e2e: test-packages $(INSTALLED) ## The agent, with containers and Prometheus (root)
+e2e: test-packages $(INSTALLED) ## Of the tests, those of the agent with containers and Prometheus (root)
 	@$(PYTHON) -m tools.toolchains fetch >/dev/null
 	@$(PYTHON) -m tools.run_tests tests/e2e
+
+cgroup2: test-packages $(INSTALLED) ## The agent with the cpu controller in cgroup2, moved there for a while (root)
+	@$(PYTHON) -m tools.toolchains fetch >/dev/null
+	@$(PYTHON) -m tools.run_tests tests/cgroup2
 
 check: $(INSTALLED) lint ## What needs no root: ruff, mypy, tests/unit
 	@$(PYTHON) -m pytest tests/unit

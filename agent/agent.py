@@ -14,13 +14,13 @@ from importlib.resources import files
 from pathlib import Path
 from types import FrameType
 
-from schedtrace import tracefs
 from schedtrace.binaries import Binaries
 from schedtrace.bpf_text import all_programs
 from schedtrace.check import require_capabilities
 from schedtrace.exporter import Exporter
 from schedtrace.fleet import Fleet, running_pids
 from schedtrace.logs import EventLog
+from schedtrace.node import prepare_node
 from schedtrace.pods import PodIndex
 from schedtrace.selection import Selection
 from schedtrace.session import Session
@@ -64,7 +64,7 @@ def run(options: Options) -> None:
     selection = Selection.parse(options.select)
     events = EventLog(sys.stderr, as_json=options.log_json)
     require_capabilities()
-    tracefs.ensure_mounted()
+    prepare_node()
     programs = all_programs(Path(str(files("schedtrace.bpf"))))
     with ExitStack() as stack:
         binaries = stack.enter_context(closing(Binaries()))

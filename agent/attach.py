@@ -13,11 +13,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Self
 
-from schedtrace import cgroups, join, target, tracefs
+from schedtrace import cgroups, join, target
 from schedtrace.errors import AttachFailed, NodeUnsupported, NotTraceable, PermissionDenied
 from schedtrace.image import Image, open_image
+from schedtrace.node import prepare_node
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
-from schedtrace.procfs import ExecutableIdentity, Process, in_initial_pid_namespace, open_process
+from schedtrace.procfs import ExecutableIdentity, Process, open_process
 from schedtrace.session import Session
 from schedtrace.window import FULL_LEVEL, ProbeHits, Target, Throttling, Window
 
@@ -31,8 +32,7 @@ class Watch:
         """Attach to process ``pid``. Raises the SchedtraceError that says why it can't be done."""
         with ExitStack() as stack:
             self.process = stack.enter_context(open_process(pid))
-            _refuse_other_pid_namespace()
-            _remove_dead_lines(tracefs.ensure_mounted().path)
+            prepare_node()
             image = open_image(self.process, syscalls=syscalls)
             stack.callback(os.close, image.descriptor)
             self.plan = image.plan
@@ -183,20 +183,6 @@ def _explained_by_check() -> Iterator[None]:
             if finding.status == "missing" and finding.by_permission == (kind is PermissionDenied):
                 raise kind(f"{finding.name}: {finding.detail}; {finding.fix}") from None
         raise
-
-
-def _refuse_other_pid_namespace() -> None:
-    if not in_initial_pid_namespace():
-        raise NodeUnsupported(
-            "this PID namespace is not the node's, so that BPF would see other PIDs than the ones given here: "
-            "run on the node itself, or in a pod with hostPID: true (docker run --pid=host)"
-        )
-
-
-def _remove_dead_lines(tracefs_path: str) -> None:
-    """Remove what killed sessions left in uprobe_events. It harms nobody, so that it may stay where we can't."""
-    with suppress(OSError):
-        tracefs.remove_lines(tracefs_path, tracefs.read_dead_lines(tracefs_path))
 
 
 def _cgroups_of(process: Process) -> cgroups.Membership:

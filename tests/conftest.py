@@ -1,8 +1,8 @@
 """Where tests that need the kernel run, and that nothing can be left out where they must.
 
-Without the right to load BPF, tests/kernel and tests/e2e are skipped with the reason. With CI=true or
+Without the right to load BPF, tests/kernel, tests/e2e and tests/cgroup2 are skipped with the reason. With CI=true or
 SCHEDTRACE_REQUIRE_KERNEL=1 every skip, of whatever test and for whatever reason, is a failure, and so is a
-run of either in which no test of it passed.
+run of one of them in which no test of it passed.
 """
 
 import sys
@@ -13,9 +13,7 @@ import pytest
 
 from tools import kernel_access
 
-KERNEL = Path(__file__).parent / "kernel"
-E2E = Path(__file__).parent / "e2e"
-NEED_KERNEL = (KERNEL, E2E)
+NEED_KERNEL = tuple(Path(__file__).parent / name for name in ("kernel", "e2e", "cgroup2"))
 _MISSING = kernel_access.missing()
 _REQUIRED = kernel_access.required()
 _passed = pytest.StashKey[set[Path]]()

@@ -27,10 +27,12 @@ BASE_LABELS = ("namespace", "pod", "container", "process")
 
 # The machine's other Go programs are not these tests' to slow down: the agent doesn't get to know of them.
 _CONFINED = """
-import os, sys
+import errno, os, sys
 from pathlib import Path
-from schedtrace import cli
+from schedtrace import cli, uprobe_multi
 from schedtrace.fleet import Fleet
+if not {links}:
+    uprobe_multi.refusal = lambda: errno.EINVAL
 mark = f"{token}".encode()
 consider = Fleet._consider
 def consider_ours(fleet, pid, **more):
@@ -45,9 +47,10 @@ sys.exit(cli.main())
 """
 
 
-def confined(token: str) -> tuple[str, ...]:
-    """The agent's command, made to see no process but those of one run of the tests."""
-    return (sys.executable, "-c", _CONFINED.format(token=f"{TOKEN_VARIABLE}={token}"))
+def confined(token: str, *, links: bool = True) -> tuple[str, ...]:
+    """The agent's command, made to see no process but those of one run of the tests; without ``links`` as on a kernel
+    that has no BPF links for uprobes (before 6.6)."""
+    return (sys.executable, "-c", _CONFINED.format(token=f"{TOKEN_VARIABLE}={token}", links=links))
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,3 @@ def duet_image(containerd: Containerd, stage: Path) -> str:
     name = "localhost/duet:1"
     containerd.make_image(name, {"/duet": binary("duet"), "/stage": stage}, ["/stage", "/duet"])
     return name
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What changes the whole machine for a while comes last, when nothing else runs."""
-    items.sort(key=lambda item: item.path.name == "test_cgroup2.py")

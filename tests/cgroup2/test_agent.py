@@ -1,4 +1,4 @@
-"""A node whose cpu controller is in cgroup2: labels, limits, throttling and ids. Alone, after all other tests."""
+"""A node whose cpu controller is in cgroup2: labels, limits, throttling and ids."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from schedtrace.cgroups import layout, read_membership, read_mounts
+from tests.cgroup2.controller import cpu_in_cgroup2
 from tests.e2e.agent_process import Agent, Labels, agent, confined
-from tests.e2e.cgroup2 import cpu_in_cgroup2
 from tests.e2e.duet import TRANSITIONS, N, parks
 from tests.e2e.kubelet import TOKEN_VARIABLE, new_token, wait_for
 from tests.workload import Workload, binary

@@ -1,4 +1,4 @@
-"""The cpu controller moved from cgroup v1 to cgroup2 for a while, and back whatever happens.
+"""The cpu controller in cgroup2 for a while, moved there from cgroup v1 if need be, and back whatever happens.
 
 For that its v1 hierarchy is unmounted, which takes that nothing is in it: no cgroups, and no Go program since 1.25,
 which keeps the files of its CPU limit open. A process of its own brings everything back as soon as its standard input
@@ -19,7 +19,8 @@ UNMOUNT_SECONDS = 60.0
 APPEAR_SECONDS = 10.0
 _TRY_AGAIN_SECONDS = 0.03
 
-# $1 the v1 mount point, $2 the cgroup2 one, $3 the cgroups below it that have to go.
+# $1 the v1 mount point, or nothing if there is none; $2 the cgroup2 one; $3 the cgroups below it that have to go; $4 is
+# not empty if the controller was passed down before.
 _RESTORE = """
 cat >/dev/null
 for folder in $(find "$2/$3" -depth -type d 2>/dev/null); do
@@ -29,7 +30,8 @@ for folder in $(find "$2/$3" -depth -type d 2>/dev/null); do
         sleep 0.1
     done
 done
-echo -cpu > "$2/cgroup.subtree_control"
+test "$4" || echo -cpu > "$2/cgroup.subtree_control" || exit 1
+test "$1" || exit 0
 for try in $(seq 100); do
     grep -q "^[^ ]* $1 cgroup " /proc/mounts && exit 0
     mount -t cgroup -o rw,relatime,cpu cgroup "$1" 2>/dev/null || sleep 0.1
@@ -52,28 +54,21 @@ def cpu_in_cgroup2(below: str) -> Iterator[Path]:
     if unified is None:
         raise NotMoved("no cgroup2 hierarchy is mounted")
     control = unified / "cgroup.subtree_control"
-    if legacy is None:
-        before = control.read_text().split()
-        control.write_text("+cpu")
-        try:
-            yield unified
-        finally:
-            if "cpu" not in before:
-                control.write_text("-cpu")
-        return
+    was_on = "cpu" if "cpu" in control.read_text().split() else ""
     restorer = subprocess.Popen(
-        ["/bin/sh", "-c", _RESTORE, "restore", legacy, unified, below],
+        ["/bin/sh", "-c", _RESTORE, "restore", legacy or "", unified, below, was_on],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
-        _unmount(legacy)
+        if legacy:
+            _unmount(legacy)
         deadline = time.monotonic() + APPEAR_SECONDS
         while "cpu" not in (unified / "cgroup.controllers").read_text().split():
             if time.monotonic() > deadline:
-                raise NotMoved(f"{legacy} is unmounted, and cgroup2 doesn't get its controller")
+                raise NotMoved("cgroup2 doesn't get the cpu controller")
             time.sleep(_TRY_AGAIN_SECONDS)
         control.write_text("+cpu")
         yield unified
@@ -81,7 +76,7 @@ def cpu_in_cgroup2(below: str) -> Iterator[Path]:
         assert restorer.stdin
         restorer.stdin.close()
         if restorer.wait(60):
-            raise NotMoved(f"{legacy} can't be mounted again: mount -t cgroup -o cpu cgroup {legacy}")
+            raise NotMoved(f"the cpu controller is not back where it was: mount -t cgroup -o cpu cgroup {legacy or ''}")
 
 
 def _unmount(point: Path) -> None:
