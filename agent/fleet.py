@@ -148,6 +148,8 @@ class Fleet:
             self._fail("permission", pid, f"the kernel doesn't let us look into process {pid}, CAP_SYS_PTRACE or not")
         except SchedtraceError as error:
             self._fail(_reason_of(error), pid, str(error))
+        except OSError as error:  # whatever a file system says that a container has mounted
+            self._fail("attach_failed", pid, f"process {pid} can't be looked into: {error}")
 
     def _take_up(self, pid: int, name_until: float) -> None:
         process = open_process(pid)

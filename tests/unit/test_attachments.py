@@ -117,4 +117,4 @@ def test_nothing_is_kept_of_what_could_not_be_probed() -> None:
         _probe(probes, 1, _binary(1, 7))
     assert not probes._probed
     session.refuses = False
-    assert _probe(probes, 1, _binary(1, 7))
+    assert _probe(probes, 1, _binary(1, 7)).pids == {1}
