@@ -30,7 +30,7 @@ from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, Sche
 from schedtrace.logs import EventLog
 from schedtrace.plan import ProbePlan
 from schedtrace.pods import PodIndex
-from schedtrace.procfs import Process, open_process
+from schedtrace.procfs import Process, open_process, read_stat
 from schedtrace.selection import Selection
 from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
 from schedtrace.session import Session, Snapshot
@@ -143,13 +143,24 @@ class Fleet:
             self._bury([pid])
             self._take_up(pid, name_until or monotonic() + _PATIENCE_SECONDS)
         except (FileNotFoundError, ProcessLookupError):
-            self._bury([pid])  # a kernel thread, or gone already
+            self._gone(pid)
         except PermissionError:
             self._fail("permission", pid, f"the kernel doesn't let us look into process {pid}, CAP_SYS_PTRACE or not")
         except SchedtraceError as error:
             self._fail(_reason_of(error), pid, str(error))
         except OSError as error:  # whatever a file system says that a container has mounted
             self._fail("attach_failed", pid, f"process {pid} can't be looked into: {error}")
+
+    def _gone(self, pid: int) -> None:
+        """There is no executable to look at: a kernel thread, or a process that has ended. If it has ended before it
+        was ever looked at, nobody knows whether it was Go: that is said."""
+        if pid not in self._watched:
+            try:
+                ended = read_stat(pid).state in "ZX"
+            except OSError:
+                ended = True
+            self._lost["process_ended_unseen"] += ended
+        self._bury([pid])
 
     def _take_up(self, pid: int, name_until: float) -> None:
         process = open_process(pid)
