@@ -197,7 +197,7 @@ def main() -> None:
     print(
         f"{starts} Go processes with {WAITS} waits each, {churn.others} others; the latest start was "
         f"{churn.late_seconds:.2f} s late\n{missing} waits not timed; attach failures {failures}; "
-        f"events lost {int(sum(value for _, value in lost))}; {cpu * 100:.1f} % of a CPU; {len(lines)} lines of log"
+        f"lost {lost}; {cpu * 100:.1f} % of a CPU; {len(lines)} lines of log"
     )
     print_limit("starts a minute", (starts + churn.others) / minutes, STARTS_PER_MINUTE * 0.98, at_least=True)
     print_limit("waits missed that no counter tells of", unexplained, 0)
