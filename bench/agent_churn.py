@@ -98,6 +98,11 @@ class _Churn:
                     raise BenchError("a process did another number of waits than it should have done")
                 workload.exit()
 
+    def close(self) -> None:
+        """End what still runs."""
+        while self.running:
+            self.running.popleft()[1].close()
+
     def run(self, one: MeasuredAgent, minutes: float) -> list[_Sample]:
         """Start processes for so long and watch the agent meanwhile."""
         samples = []
@@ -166,6 +171,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="schedtrace-bench-")))
         made = stack.enter_context(pods(PODS))
         churn = _Churn(folder, made)
+        stack.callback(churn.close)
         selected: list[str | Path] = ["--log-root", made.log_root, "--select", f"bench/*/*/{folder.name}-*"]
         one = stack.enter_context(agent(folder, selected))
         time.sleep(SETTLE_SECONDS)
