@@ -51,9 +51,12 @@ def run(options: Options) -> None:
     Raises SchedtraceError if the node or the options can't be used.
     """
     stop = threading.Event()
+    fleet: Fleet | None = None
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         stop.set()
+        if fleet:
+            fleet.wake()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)

@@ -90,10 +90,17 @@ class Fleet:
         for descriptor in session.executed(self._executed.append, self._events_lost):
             self._poll.register(descriptor, select.EPOLLIN)
         self._exits: dict[int, int] = {}  # pidfd -> PID
+        self._wake = os.eventfd(0)
+        self._poll.register(self._wake, select.EPOLLIN)
         self.ready = threading.Event()
 
     def _events_lost(self, count: int) -> None:
         self._lost["process_events"] += count
+
+    def wake(self) -> None:
+        """Have :meth:`run` look at its ``stop`` now, and not within a second. For signal handlers."""
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     def run(self, stop: threading.Event) -> None:
         """Watch until ``stop`` is set. Sets :attr:`ready` once what ran at the start is watched."""
@@ -334,6 +341,9 @@ class Fleet:
         for watched in self._watched.values():
             watched.process.close()
         self._watched.clear()
+        self._poll.close()
+        wake, self._wake = self._wake, -1  # a signal may still come
+        os.close(wake)
 
 
 def running_pids() -> Iterator[int]:
