@@ -8,8 +8,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 from types import FrameType
 
 from schedtrace.bpf_text import all_programs
@@ -57,15 +55,14 @@ def run(options: Options) -> None:
     events = EventLog(sys.stderr, as_json=options.log_json)
     require_capabilities()
     prepare_node()
-    programs = all_programs(Path(str(files("schedtrace.bpf"))))
     with Session(
-        programs,
+        all_programs(),
         max_targets=options.max_targets + 1,  # one is this process's own, while the cost of a hit is measured
         max_goroutines=options.max_goroutines,
         process_events=True,
     ) as session:
         ctypes.CDLL(None).malloc_trim(0)  # the compiler in this process has left 15 MB of free memory behind
-        fleet = Fleet(session, programs, PodIndex(options.log_root), selection, events)
+        fleet = Fleet(session, PodIndex(options.log_root), selection, events)
         server = MetricsServer(
             options.listen,
             Exporter(fleet.view, options.max_series),

@@ -41,14 +41,13 @@ class Watch:
             stack.callback(self._names.close)
             self._bias = image.load_bias
             self._cgroups = _cgroups_of(self.process)
-            programs = dict.fromkeys(probe.program for probe in self.plan.probes)
             with _explained_by_check():
                 self._session = stack.enter_context(
-                    Session(tuple(programs), max_targets=2, max_goroutines=max_goroutines)
+                    Session(target.programs_of(self.plan), max_targets=2, max_goroutines=max_goroutines)
                 )
                 self._attach(image)
             self._costs = target.measure_costs(
-                self._session, programs, {probe.emulated for probe in self.plan.probes}
+                self._session, self.plan.mode, {probe.emulated for probe in self.plan.probes}
             )
             self._stack = stack.pop_all()
 

@@ -76,15 +76,13 @@ class Fleet:
     """Watches what ``selection`` names, through ``session``, which must have been made with all programs, process
     events and room for one more target than there will be (the cost of a hit is measured with it)."""
 
-    def __init__(
-        self, session: Session, programs: Sequence[str], pods: PodIndex, selection: Selection, events: EventLog
-    ) -> None:
+    def __init__(self, session: Session, pods: PodIndex, selection: Selection, events: EventLog) -> None:
         self._session, self._pods, self._selection, self._events = session, pods, selection, events
         self._lock = threading.Lock()
         self._mounts = read_mounts()
         self._binaries = Binaries()
         self._accounts = Accounts()
-        self._costs = target.measure_costs(session, programs, (True, False))
+        self._costs = target.measure_costs(session, "casgstatus", (True, False))
         self._watched: dict[int, _Watched] = {}
         self._probed: list[_Probed] = []
         self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name

@@ -17,7 +17,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -30,7 +30,7 @@ import numpy as np
 
 from schedtrace import abi, uprobe_multi, uprobe_pmu
 from schedtrace.bpf_maps import MapReader
-from schedtrace.bpf_text import source_text
+from schedtrace.bpf_text import OPTIONAL_PROGRAMS, source_text
 from schedtrace.errors import AttachFailed, NodeUnsupported, SchedtraceError
 from schedtrace.probe_keeper import Held, ProbeKeeper, Way
 from schedtrace.uprobe_pmu import ANY_PROCESS
@@ -43,7 +43,7 @@ class ProbeSite:
     """Where a program goes: on the instruction at ``file_offset`` of an executable."""
 
     program: str
-    """BPF function, for example "on_casgstatus"."""
+    """BPF function, for example "on_probe"."""
     file_offset: int
 
 
@@ -75,7 +75,7 @@ class Session:
 
     def __init__(
         self,
-        programs: Sequence[str],
+        programs: Collection[str],
         *,
         max_targets: int = 1,
         max_goroutines: int = 1 << 17,
@@ -112,7 +112,7 @@ class Session:
         with _explained("can't start the process that holds the probes", AttachFailed):
             self._keeper = ProbeKeeper()
         flags = [*_QUICK, *(f"-D{name}={value}" for name, value in sizes.items())]
-        flags += [f"-DWITH_{program.upper()}" for program in programs]
+        flags += [f"-DWITH_{program.upper()}" for program in OPTIONAL_PROGRAMS.intersection(programs)]
         flags += ["-DWITH_PROCESS_EVENTS"] * process_events
         try:
             with _explained("the kernel or BCC refuses the BPF programs", NodeUnsupported), _uninterrupted():
