@@ -18,7 +18,7 @@ from schedtrace.logs import EventLog
 from schedtrace.node import prepare_node
 from schedtrace.pods import PodIndex
 from schedtrace.selection import Selection
-from schedtrace.session import Session
+from schedtrace.session import Compilation, Session, Sizes
 from schedtrace.tls import TlsFiles
 from schedtrace.web import Address, MetricsServer
 
@@ -55,12 +55,12 @@ def run(options: Options) -> None:
     events = EventLog(sys.stderr, as_json=options.log_json)
     require_capabilities()
     prepare_node()
-    with Session(
-        all_programs(),
-        max_targets=options.max_targets + 1,  # one is this process's own, while the cost of a hit is measured
-        max_goroutines=options.max_goroutines,
-        process_events=True,
-    ) as session:
+    # One target is this process, while the cost of a hit is measured.
+    sizes = Sizes(targets=options.max_targets + 1, goroutines=options.max_goroutines)
+    with (
+        Compilation(sizes, all_programs(), process_events=True) as compilation,
+        Session(compilation, all_programs()) as session,
+    ):
         ctypes.CDLL(None).malloc_trim(0)  # the compiler in this process has left 15 MB of free memory behind
         fleet = Fleet(session, PodIndex(options.log_root), selection, events)
         server = MetricsServer(

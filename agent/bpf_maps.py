@@ -39,6 +39,10 @@ class MapReader:
             raise _refused("read", table)
         return buffer
 
+    def counter(self, table: str) -> int:
+        """The one number in a per-CPU array, summed over CPUs."""
+        return int(self.per_cpu(table, 0, np.dtype(np.uint64)).sum())
+
     def stats(self, slot: int) -> Any:
         """A target's record of :class:`abi.TargetStats`, summed over CPUs (maxima are maxima)."""
         per_cpu = self.per_cpu("stats", slot, np.dtype(abi.TargetStats))

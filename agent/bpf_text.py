@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from schedtrace import abi
+from schedtrace import abi, bpf
 
+FOLDER = Path(next(iter(bpf.__path__)))
 PROBE = "on_probe"
 """The program for all kinds of probes but those that need one of their own."""
 _OWN_PROGRAMS = {
@@ -31,7 +32,7 @@ def all_programs() -> tuple[str, ...]:
     return (PROBE, *_OWN_PROGRAMS.values())
 
 
-def source_text(folder: Path) -> str:
+def source_text() -> str:
     """The programs as one text, local includes put in their places.
 
     BCC rewrites map accesses and tracepoint arguments in the main file only, so that headers with code must be in it.
@@ -41,7 +42,7 @@ def source_text(folder: Path) -> str:
 
     def expand(name: str) -> Iterator[str]:
         yield f'#line 1 "{name}"'
-        for number, line in enumerate((folder / name).read_text().splitlines(), 1):
+        for number, line in enumerate((FOLDER / name).read_text().splitlines(), 1):
             include = re.match(r'#include "(\w+\.h)"', line)
             if not include:
                 yield line

@@ -1,8 +1,10 @@
 """Loading BPF into the kernel, and reading what it counted. The only module that imports bcc.
 
-A :class:`Session` compiles bpf/, which only succeeds if the shared structs are those of :mod:`schedtrace.abi`, loads
-the programs, attaches them and reads the maps. It knows addresses, offsets and numbers; names are given in
-:mod:`schedtrace.join`.
+A :class:`Compilation` compiles bpf/, which only succeeds if the shared structs are those of :mod:`schedtrace.abi`. A
+:class:`Session` loads the programs, attaches them and reads the maps. It knows addresses, offsets and numbers; names
+are given in :mod:`schedtrace.join`.
+
+This module imports little, so that the compiler can begin while the rest is imported.
 
 Uprobes are made and held by a child (:mod:`schedtrace.probe_keeper`): through a link of many (Linux 6.6), on older
 kernels through perf's uprobe PMU and, where that is refused, lines in tracefs' uprobe_events. All take the file by
@@ -14,28 +16,24 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
-import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.resources import files
-from pathlib import Path
 from time import monotonic_ns
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
-from schedtrace import abi, uprobe_multi, uprobe_pmu
-from schedtrace.bpf_maps import MapReader
-from schedtrace.bpf_text import OPTIONAL_PROGRAMS, source_text
-from schedtrace.errors import AttachFailed, NodeUnsupported, SchedtraceError
+from schedtrace import abi, tracefs, uprobe_multi, uprobe_pmu
+from schedtrace.bpf_text import FOLDER, OPTIONAL_PROGRAMS, source_text
+from schedtrace.errors import AttachFailed, NodeUnsupported
+from schedtrace.guards import explained, uninterrupted
 from schedtrace.probe_keeper import Held, ProbeKeeper, Way
 from schedtrace.uprobe_pmu import ANY_PROCESS
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -70,54 +68,112 @@ class Attachment:
     held: list[Held] = field(default_factory=list)
 
 
-class Session:
-    """BPF programs and maps in the kernel, for at most ``max_targets`` processes. Close it, or use it in ``with``."""
+@dataclass(frozen=True)
+class Sizes:
+    """How many entries the maps have. This process is a target, too, while the cost of a hit is measured."""
+
+    targets: int = 2
+    goroutines: int = 1 << 17
+    functions: int = 1 << 14
+    threads: int = 1 << 14
+
+
+class Compilation:
+    """BCC's work on bpf/, in a thread: nothing has to wait for it before a :class:`Session` is made of it. Close it, or
+    use it in ``with``.
+
+    Until it is closed or a session has been made, what is written to descriptor 2 may be lost: report nothing there.
+    """
 
     def __init__(
-        self,
-        programs: Collection[str],
-        *,
-        max_targets: int = 1,
-        max_goroutines: int = 1 << 17,
-        max_functions: int = 1 << 14,
-        max_threads: int = 1 << 14,
-        process_events: bool = False,
+        self, sizes: Sizes = Sizes(), programs: Collection[str] = (), *, process_events: bool = False
     ) -> None:
-        """Compile and load ``programs`` and the tracepoints. They do nothing until :meth:`watch`. With
-        ``process_events`` also what :meth:`executed` needs.
+        """Begin. ``programs``: what will be needed, as far as that is known. With ``process_events`` also what
+        :meth:`Session.executed` needs."""
+        self.sizes = sizes
+        self._process_events = process_events
+        # BCC wants a kernel source tree; our minimal headers are all that these programs need of one.
+        os.environ["BCC_KERNEL_SOURCE"] = str(FOLDER / "headers")
+        self._bpf: Any = None
+        self._begin(programs)
 
-        Raises NodeUnsupported if BCC is missing or the kernel refuses, AttachFailed if BCC's idea of the shared structs
-        differs from ours.
+    def _begin(self, programs: Collection[str]) -> None:
+        self._optional = OPTIONAL_PROGRAMS.intersection(programs)
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._compile, name="compilation")
+        with uninterrupted():
+            self._thread.start()
+
+    def _compile(self) -> None:
+        flags = [*_QUICK, *(f"-DMAX_{name.upper()}={value}" for name, value in vars(self.sizes).items())]
+        flags += [f"-DWITH_{program.upper()}" for program in self._optional]
+        flags += ["-DWITH_PROCESS_EVENTS"] * self._process_events
+        try:
+            tracefs.ensure_mounted()  # BCC reads what arguments a tracepoint has
+            bcc = _import_bcc()
+            with explained("the kernel or BCC refuses the BPF programs", NodeUnsupported):
+                self._bpf = bcc.BPF(text=source_text().encode(), cflags=flags)
+        except Exception as error:  # noqa: BLE001 (raised again by finish)
+            self._failure = error
+
+    def finish(self, programs: Collection[str]) -> Any:
+        """Wait until it is done: BCC's object, with ``programs`` in it, the maps made, the tracepoints attached.
+
+        Raises NodeUnsupported if BCC is missing or the kernel refuses, also because BCC's idea of the shared structs
+        differs from ours; what :func:`tracefs.ensure_mounted` raises.
         """
+        if not OPTIONAL_PROGRAMS.intersection(programs) <= self._optional:
+            # Only now the plan is known, and it is one of the few that need one of these.
+            self.close()
+            self._begin(programs)
+        with uninterrupted():
+            self._thread.join()
+        if self._failure:
+            raise self._failure
+        return self._bpf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait until it is done, and free all. May be called twice."""
+        # BCC would take up what was left half done when Python ends, and close the same descriptors again.
+        with uninterrupted():
+            self._thread.join()
+            if self._bpf:
+                self._bpf.cleanup()
+
+
+class Session:
+    """BPF programs and maps in the kernel. Close it, or use it in ``with``."""
+
+    def __init__(self, compilation: Compilation, programs: Collection[str]) -> None:
+        """Load ``programs`` and the tracepoints. They do nothing until :meth:`watch`. Closing the session closes the
+        compilation.
+
+        Raises what :meth:`Compilation.finish` raises, NodeUnsupported if the kernel refuses, AttachFailed.
+        """
+        from schedtrace.bpf_maps import MapReader  # and numpy, while the compilation goes on
+
+        self._compilation = compilation
+        self._sizes = compilation.sizes
         self._targets: dict[int, int] = {}
         self._attachments: list[Attachment] = []
         self._programs: dict[tuple[str, bool], int] = {}
-        self._max_goroutines = max_goroutines
-        self._max_functions = max_functions
-        self._max_threads = max_threads
-        self._free_slots = list(range(max_targets))[::-1]
-        sizes = {
-            "MAX_TARGETS": max_targets,
-            "MAX_GOROUTINES": max_goroutines,
-            "MAX_FUNCTIONS": max_functions,
-            "MAX_THREADS": max_threads,
-        }
-        # BCC wants a kernel source tree; our minimal headers are all that these programs need of one.
-        bpf_folder = Path(str(files("schedtrace.bpf")))
-        os.environ["BCC_KERNEL_SOURCE"] = str(bpf_folder / "headers")
-        bcc = _import_bcc()
-        self._bcc, self._lib = bcc, bcc.lib
-        self._bpf: Any = None
-        self._links_work = uprobe_multi.refusal() == 0
-        with _explained("can't start the process that holds the probes", AttachFailed):
-            self._keeper = ProbeKeeper()
-        flags = [*_QUICK, *(f"-D{name}={value}" for name, value in sizes.items())]
-        flags += [f"-DWITH_{program.upper()}" for program in OPTIONAL_PROGRAMS.intersection(programs)]
-        flags += ["-DWITH_PROCESS_EVENTS"] * process_events
+        self._free_slots = list(range(self._sizes.targets))[::-1]
         try:
-            with _explained("the kernel or BCC refuses the BPF programs", NodeUnsupported), _uninterrupted():
-                self._bpf = bcc.BPF(text=source_text(bpf_folder).encode(), cflags=flags)
-            with _explained("the kernel refuses the BPF programs", NodeUnsupported):
+            self._keeper = ProbeKeeper()
+        except OSError as error:
+            raise AttachFailed(f"can't start the process that holds the probes: {error}") from None
+        try:
+            self._links_work = uprobe_multi.refusal() == 0
+            self._bpf = compilation.finish(programs)
+            self._bcc = _import_bcc()
+            self._lib = self._bcc.lib
+            with explained("the kernel refuses the BPF programs", NodeUnsupported):
                 for program in programs:
                     self._program(program, multi=self._links_work)
             self._maps = MapReader(self._bpf, self._lib)
@@ -150,7 +206,7 @@ class Session:
         for site in sites:
             offsets.setdefault(site.program, []).append(site.file_offset)
         for program, file_offsets in offsets.items():
-            with _explained(f"can't put probe {program} at offsets {file_offsets}", AttachFailed), _uninterrupted():
+            with explained(f"can't put probe {program} at offsets {file_offsets}", AttachFailed), uninterrupted():
                 program_fd = self._program(program, multi=way == "link")
                 attachment.held += self._keeper.attach(way, program_fd, executable_fd, file_offsets, pid)
         return attachment
@@ -166,7 +222,7 @@ class Session:
         held = [probe for attachment in attachments for probe in attachment.held]
         self._attachments = [attachment for attachment in self._attachments if attachment not in attachments]
         if held:
-            with _uninterrupted():
+            with uninterrupted():
                 self._keeper.detach(held)
 
     def watch(self, pid: int, target: abi.Target) -> None:
@@ -200,23 +256,23 @@ class Session:
         with suppress(KeyError):
             del self._table("targets")[self._table("targets").Key(pid)]
         # Those of a process that goes on would count for whoever has the slot next.
-        keys, values = self._maps.entries("threads", ctypes.c_uint32, abi.Thread, self._max_threads)
+        keys, values = self._maps.entries("threads", ctypes.c_uint32, abi.Thread, self._sizes.threads)
         self._maps.delete("threads", keys[values["slot"] == self._targets[pid]])
 
     def snapshot(self, pid: int) -> Snapshot:
         """Read what was counted for ``pid`` since :meth:`watch`. Reads maps only; nothing is cleared."""
         slot = self._targets[pid]
         now_ns = monotonic_ns()
-        keys, values = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._max_functions)
+        keys, values = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._sizes.functions)
         ended = {int(k["start_pc"]): v for k, v in zip(keys, values, strict=True) if k["slot"] == slot}
-        keys, values = self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
+        keys, values = self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._sizes.goroutines)
         foreign = self._foreign_hits() - self._foreign_before
         return Snapshot(now_ns, self._maps.stats(slot), ended, values[keys["tgid"] == pid], foreign)
 
     def snapshots(self) -> dict[int, Snapshot]:
         """A snapshot of every target, without functions: one look at the goroutines for all."""
         now_ns = monotonic_ns()
-        keys, values = self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
+        keys, values = self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._sizes.goroutines)
         return {
             pid: Snapshot(now_ns, self._maps.stats(slot), {}, values[keys["tgid"] == pid], 0)
             for pid, slot in self._targets.items()
@@ -225,9 +281,9 @@ class Session:
     def release(self, pid: int) -> None:
         """Forget a process that :meth:`unwatch` was called for, so that its place can be taken by another."""
         slot = self._targets.pop(pid)
-        keys, _ = self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
+        keys, _ = self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._sizes.goroutines)
         self._maps.delete("goroutines", keys[keys["tgid"] == pid])
-        keys, _ = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._max_functions)
+        keys, _ = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._sizes.functions)
         self._maps.delete("functions", keys[keys["slot"] == slot])
         self._maps.zero_stats(slot)
         self._free_slots.append(slot)
@@ -254,9 +310,9 @@ class Session:
         self._bpf.perf_buffer_consume()
 
     def _foreign_hits(self) -> int:
-        return int(self._maps.per_cpu("foreign_hits", 0, np.dtype(np.uint64)).sum())
+        return self._maps.counter("foreign_hits")
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -264,12 +320,10 @@ class Session:
 
     def close(self) -> None:
         """Take all probes out and free the maps. May be called twice."""
-        # BCC would take up what was left half done when Python ends, and close the same descriptors again.
-        with _uninterrupted():
+        with uninterrupted():
             self.detach(self._attachments)
             self._keeper.close()
-            if self._bpf:
-                self._bpf.cleanup()
+            self._compilation.close()
 
 
 _EVENT_PAGES = 64
@@ -290,45 +344,3 @@ def _import_bcc() -> Any:
         ) from None
     bcc.lib = bcc.libbcc.lib
     return bcc
-
-
-@contextmanager
-def _explained(what: str, kind: type[SchedtraceError]) -> Iterator[None]:
-    """Turn a failure inside BCC into one line. libbcc writes the reason to file descriptor 2: it is caught here."""
-    with tempfile.TemporaryFile() as caught:
-        kept = os.dup(2)
-        os.dup2(caught.fileno(), 2)
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 (BCC raises plain Exception)
-            caught.seek(0)
-            lines = caught.read().decode(errors="replace").strip().splitlines()
-            # The compiler's first error is the reason, its last line a count; others end with the reason.
-            compiler_errors = [line for line in lines if ": error: " in line]
-            said = "; ".join(line.strip() for line in compiler_errors[:1] or lines[-2:])
-            raise kind(f"{what}: {error}{': ' + said if said else ''}") from None
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C and SIGTERM while something is done that must not stop half way; they count afterwards."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python runs the handlers of signals in its main thread
-        return
-    arrived: list[int] = []
-
-    def remember(number: int, _frame: FrameType | None) -> None:
-        arrived.append(number)
-
-    ours = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not None]
-    before = {number: signal.signal(number, remember) for number in ours}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if arrived:
-            signal.raise_signal(arrived[0])

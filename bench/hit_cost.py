@@ -16,7 +16,7 @@ from schedtrace import abi
 from schedtrace.bpf_text import PROBE
 from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, HITS_PER_LOOP, CodePage, Kinds
 from schedtrace.errors import AttachFailed
-from schedtrace.session import ProbeSite, Session
+from schedtrace.session import Compilation, ProbeSite, Session
 
 ROUNDS = 60
 LOOPS = 500  # a sample of a millisecond or two: short enough that most are not interrupted
@@ -62,7 +62,7 @@ class Pages:
         by_text = {text: name for name, text in PARTS.items()}
         for name in names:
             if name in REAL:
-                session = stack.enter_context(Session((PROBE,), max_targets=1))
+                session = stack.enter_context(Session(Compilation(), (PROBE,)))
                 self._sessions.append(session)
                 attach = partial(_attach_session, session, REAL[name])
             elif name != NOTHING:

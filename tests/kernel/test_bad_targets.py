@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +18,7 @@ from schedtrace import attach, cli
 from schedtrace.attach import Watch
 from schedtrace.bpf_text import PROBE
 from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
-from schedtrace.session import Session
+from schedtrace.session import Compilation, Session
 from tests.command import Done, as_nobody, attaching, one_line_error, run
 from tests.workload import Workload, binary
 
@@ -113,10 +113,10 @@ def at_call(wanted: int, act: Callable[[], None]) -> Iterator[list[str]]:
 @pytest.fixture
 def session_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let attaching find its BPF programs compiled: what takes long, and has nothing to do with the target."""
-    with Session([PROBE], max_targets=2) as session:
+    with Compilation() as compilation, Session(compilation, [PROBE]) as session:
 
         @contextmanager
-        def reuse(wanted: Iterable[str], **_sizes: int) -> Iterator[Session]:
+        def reuse(_compilation: None, wanted: Iterable[str]) -> Iterator[Session]:
             assert set(wanted) == {PROBE}
             try:
                 yield session
@@ -126,6 +126,7 @@ def session_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                     session.unwatch(pid)
                     session.release(pid)
 
+        monkeypatch.setattr(attach, "Compilation", nullcontext)
         monkeypatch.setattr(attach, "Session", reuse)
         yield
 

@@ -10,7 +10,7 @@ from schedtrace import abi
 from schedtrace.abi import GoroutineState, LostReason, ProbeKind
 from schedtrace.bpf_text import PROBE, all_programs, program_of
 from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, CodePage, Kinds
-from schedtrace.session import ProbeSite, Session, Snapshot
+from schedtrace.session import Compilation, ProbeSite, Session, Snapshot
 
 LOOPS = 101
 INJECT_LIMIT = 256  # bpf/types.h
@@ -21,7 +21,8 @@ CYCLE = {(RUNNING, WAITING): LOOPS, (WAITING, RUNNABLE): LOOPS, (RUNNABLE, RUNNI
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
-    with Session(all_programs(), max_targets=2) as session:
+    """With all programs, though the compilation has begun without."""
+    with Compilation() as compilation, Session(compilation, all_programs()) as session:
         yield session
 
 
