@@ -111,13 +111,16 @@ class Compilation:
         try:
             tracefs.ensure_mounted()  # BCC reads what arguments a tracepoint has
             bcc = _import_bcc()
+            # Not yet on tracepoints: to take programs out of them takes 0.2 s, which a refusal need not wait for.
+            detached = type("Detached", (bcc.BPF,), {"_trace_autoload": lambda _self: None})
             with explained("the kernel or BCC refuses the BPF programs", NodeUnsupported):
-                self._bpf = bcc.BPF(text=source_text().encode(), cflags=flags)
+                self._bpf = detached(text=source_text().encode(), cflags=flags)
         except Exception as error:  # noqa: BLE001 (raised again by finish)
             self._failure = error
 
     def finish(self, programs: Collection[str]) -> Any:
-        """Wait until it is done: BCC's object, with ``programs`` in it, the maps made, the tracepoints attached.
+        """Wait until it is done, and attach the tracepoints. Returns BCC's object, with ``programs`` in it and the maps
+        made. To be called once.
 
         Raises NodeUnsupported if BCC is missing or the kernel refuses, also because BCC's idea of the shared structs
         differs from ours; what :func:`tracefs.ensure_mounted` raises.
@@ -130,6 +133,8 @@ class Compilation:
             self._thread.join()
         if self._failure:
             raise self._failure
+        with explained("the kernel refuses the BPF programs", NodeUnsupported), uninterrupted():
+            _import_bcc().BPF._trace_autoload(self._bpf)  # noqa: SLF001
         return self._bpf
 
     def __enter__(self) -> Self:

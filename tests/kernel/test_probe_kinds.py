@@ -3,13 +3,15 @@
 import ctypes
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 import pytest
 
 from schedtrace import abi
 from schedtrace.abi import GoroutineState, LostReason, ProbeKind
-from schedtrace.bpf_text import PROBE, all_programs, program_of
+from schedtrace.bpf_text import all_programs, program_of
 from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, CodePage, Kinds
+from schedtrace.errors import AttachFailed
 from schedtrace.session import Compilation, ProbeSite, Session, Snapshot
 
 LOOPS = 101
@@ -26,15 +28,18 @@ def session() -> Iterator[Session]:
         yield session
 
 
-@pytest.fixture
-def page() -> Iterator[CodePage]:
-    with CodePage() as page:
+@contextmanager
+def probed_page(session: Session, kinds: Sequence[ProbeKind | None]) -> Iterator[CodePage]:
+    """A page with probes of these kinds on its sites. If the kernel refuses, another: it remembers files that are gone,
+    whose probes it could not take out when their owner was killed, and takes a new one for such a file."""
+    with ExitStack() as stack:
+        for attempt in range(5):
+            page = stack.enter_context(CodePage())
+            sites = zip(kinds, page.emulated, strict=True)
+            with suppress(AttachFailed) if attempt < 4 else nullcontext():
+                session.attach(page.fd, [ProbeSite(program_of(kind), site) for kind, site in sites if kind])
+                break
         yield page
-
-
-def attach(session: Session, page: CodePage, kinds: Sequence[ProbeKind]) -> None:
-    sites = zip(kinds, page.emulated, strict=False)
-    session.attach(page.fd, [ProbeSite(program_of(kind), site) for kind, site in sites])
 
 
 def run(session: Session, page: CodePage, record: abi.Target) -> Snapshot:
@@ -63,91 +68,88 @@ def lost(snapshot: Snapshot) -> dict[LostReason, int]:
 
 
 @pytest.mark.parametrize("kinds", [CASGSTATUS, FUNCTIONS], ids=["casgstatus", "functions"])
-def test_three_moves(session: Session, page: CodePage, kinds: Kinds) -> None:
-    attach(session, page, kinds)
-    snapshot = run(session, page, page.target(page.emulated, kinds))
-    assert list(snapshot.stats["hits"][:4]) == [LOOPS, LOOPS, LOOPS, 0]
-    assert (transitions(snapshot), lost(snapshot)) == (CYCLE, {})
+def test_three_moves(session: Session, kinds: Kinds) -> None:
+    with probed_page(session, kinds) as page:
+        snapshot = run(session, page, page.target(page.emulated, kinds))
+        assert list(snapshot.stats["hits"][:4]) == [LOOPS, LOOPS, LOOPS, 0]
+        assert (transitions(snapshot), lost(snapshot)) == (CYCLE, {})
 
 
 @pytest.mark.parametrize("unknown", [0, 1, 2])
-def test_a_hit_at_an_address_that_is_not_known_is_counted_as_lost(
-    session: Session, page: CodePage, unknown: int
-) -> None:
-    attach(session, page, CASGSTATUS)
-    record = page.target(page.emulated, CASGSTATUS)
-    record.sites[unknown] += 1
-    snapshot = run(session, page, record)
-    missing = [(RUNNING, WAITING), (WAITING, RUNNABLE), (RUNNABLE, RUNNING)][unknown]
-    assert transitions(snapshot) == {move: count for move, count in CYCLE.items() if move != missing}
-    assert lost(snapshot)[LostReason.PROBE_UNKNOWN] == LOOPS
-    assert snapshot.stats["hits"][abi.SITE_LIMIT - 1] == LOOPS
+def test_a_hit_at_an_address_that_is_not_known_is_counted_as_lost(session: Session, unknown: int) -> None:
+    with probed_page(session, CASGSTATUS) as page:
+        record = page.target(page.emulated, CASGSTATUS)
+        record.sites[unknown] += 1
+        snapshot = run(session, page, record)
+        missing = [(RUNNING, WAITING), (WAITING, RUNNABLE), (RUNNABLE, RUNNING)][unknown]
+        assert transitions(snapshot) == {move: count for move, count in CYCLE.items() if move != missing}
+        assert lost(snapshot)[LostReason.PROBE_UNKNOWN] == LOOPS
+        assert snapshot.stats["hits"][abi.SITE_LIMIT - 1] == LOOPS
 
 
-def test_as_many_probes_as_there_can_be(session: Session, page: CodePage) -> None:
+def test_as_many_probes_as_there_can_be(session: Session) -> None:
     """The last of them is found, and an address that is none of them is not taken for it."""
-    attach(session, page, CASGSTATUS)
-    record = page.target(page.emulated, CASGSTATUS)
-    first = record.sites[0]
-    last = abi.SITE_LIMIT - 2
-    for i in range(last):
-        record.sites[i], record.kinds[i] = 1 + i, ProbeKind.EXIT
-    record.sites[last], record.kinds[last] = first, ProbeKind.CASGSTATUS
-    snapshot = run(session, page, record)
-    assert transitions(snapshot) == {(RUNNING, WAITING): LOOPS}
-    assert snapshot.stats["hits"][last] == LOOPS
-    assert lost(snapshot)[LostReason.PROBE_UNKNOWN] == 2 * LOOPS
+    with probed_page(session, CASGSTATUS) as page:
+        record = page.target(page.emulated, CASGSTATUS)
+        first = record.sites[0]
+        last = abi.SITE_LIMIT - 2
+        for i in range(last):
+            record.sites[i], record.kinds[i] = 1 + i, ProbeKind.EXIT
+        record.sites[last], record.kinds[last] = first, ProbeKind.CASGSTATUS
+        snapshot = run(session, page, record)
+        assert transitions(snapshot) == {(RUNNING, WAITING): LOOPS}
+        assert snapshot.stats["hits"][last] == LOOPS
+        assert lost(snapshot)[LostReason.PROBE_UNKNOWN] == 2 * LOOPS
 
 
-def test_two_processes_of_one_file_may_have_different_plans(session: Session, page: CodePage) -> None:
-    attach(session, page, CASGSTATUS)
-    go, wait = os.pipe2(os.O_CLOEXEC)[::-1]
-    child = os.fork()
-    if child == 0:
-        os.read(wait, 1)
-        page.pass_sites(LOOPS)
-        os._exit(0)
-    stopping = (ProbeKind.STOP, ProbeKind.READY, ProbeKind.RUN)
-    session.watch(child, page.target(page.emulated, stopping))
-    ours = run(session, page, page.target(page.emulated, FUNCTIONS))
-    os.write(go, b"!")
-    os.close(go)
-    os.waitpid(child, 0)
-    os.close(wait)
-    theirs = end(session, child)
-    assert (transitions(ours), lost(ours)) == (CYCLE, {})
-    preempted = GoroutineState.PREEMPTED
-    assert transitions(theirs) == {
-        (RUNNING, preempted): LOOPS,
-        (preempted, RUNNABLE): LOOPS,
-        (RUNNABLE, RUNNING): LOOPS,
-    }
-    assert lost(theirs) == {}
+def test_two_processes_of_one_file_may_have_different_plans(session: Session) -> None:
+    with probed_page(session, CASGSTATUS) as page:
+        go, wait = os.pipe2(os.O_CLOEXEC)[::-1]
+        child = os.fork()
+        if child == 0:
+            os.read(wait, 1)
+            page.pass_sites(LOOPS)
+            os._exit(0)
+        stopping = (ProbeKind.STOP, ProbeKind.READY, ProbeKind.RUN)
+        session.watch(child, page.target(page.emulated, stopping))
+        ours = run(session, page, page.target(page.emulated, FUNCTIONS))
+        os.write(go, b"!")
+        os.close(go)
+        os.waitpid(child, 0)
+        os.close(wait)
+        theirs = end(session, child)
+        assert (transitions(ours), lost(ours)) == (CYCLE, {})
+        preempted = GoroutineState.PREEMPTED
+        assert transitions(theirs) == {
+            (RUNNING, preempted): LOOPS,
+            (preempted, RUNNABLE): LOOPS,
+            (RUNNABLE, RUNNING): LOOPS,
+        }
+        assert lost(theirs) == {}
 
 
-def test_run_makes_up_for_a_wake_that_was_not_seen(session: Session, page: CodePage) -> None:
+def test_run_makes_up_for_a_wake_that_was_not_seen(session: Session) -> None:
     """As where the scheduler takes a goroutine that waited and runs it at once."""
-    attach(session, page, FUNCTIONS[:1])
-    session.attach(page.fd, [ProbeSite(PROBE, page.emulated[2])])
-    snapshot = run(session, page, page.target(page.emulated, FUNCTIONS))
-    assert list(snapshot.stats["hits"][:3]) == [LOOPS, 0, LOOPS]
-    assert (transitions(snapshot), lost(snapshot)) == (CYCLE, {})
+    with probed_page(session, (ProbeKind.PARK, None, ProbeKind.RUN)) as page:
+        snapshot = run(session, page, page.target(page.emulated, FUNCTIONS))
+        assert list(snapshot.stats["hits"][:3]) == [LOOPS, 0, LOOPS]
+        assert (transitions(snapshot), lost(snapshot)) == (CYCLE, {})
 
 
 @pytest.mark.parametrize("length", [0, 1, INJECT_LIMIT, INJECT_LIMIT + 44])
-def test_all_of_a_list_become_runnable(session: Session, page: CodePage, length: int) -> None:
+def test_all_of_a_list_become_runnable(session: Session, length: int) -> None:
     """Up to the limit; what doesn't fit is counted."""
     memory = (ctypes.c_uint64 * ((1 + length) * G_BYTES // 8))()
     goroutines = [ctypes.addressof(memory) + (1 + i) * G_BYTES for i in range(length)]
     memory[0] = goroutines[0] if goroutines else 0
     for i, following in enumerate(goroutines[1:]):
         memory[(1 + i) * G_BYTES // 8 + 1] = following  # g.schedlink, at byte 8 in the record below
-    attach(session, page, [ProbeKind.READY_LIST])
-    record = page.target(page.emulated, (ProbeKind.READY_LIST, *FUNCTIONS[1:]))
-    session.watch(os.getpid(), record)
-    page.pass_sites(1, (ctypes.c_char * ctypes.sizeof(memory)).from_buffer(memory))
-    snapshot = end(session, os.getpid())
-    readied = min(length, INJECT_LIMIT)
-    assert transitions(snapshot) == ({(WAITING, RUNNABLE): readied} if readied else {})
-    assert len(snapshot.goroutines) == readied
-    assert lost(snapshot) == ({LostReason.LIST_TOO_LONG: 1} if length > INJECT_LIMIT else {})
+    with probed_page(session, (ProbeKind.READY_LIST, None, None)) as page:
+        record = page.target(page.emulated, (ProbeKind.READY_LIST, *FUNCTIONS[1:]))
+        session.watch(os.getpid(), record)
+        page.pass_sites(1, (ctypes.c_char * ctypes.sizeof(memory)).from_buffer(memory))
+        snapshot = end(session, os.getpid())
+        readied = min(length, INJECT_LIMIT)
+        assert transitions(snapshot) == ({(WAITING, RUNNABLE): readied} if readied else {})
+        assert len(snapshot.goroutines) == readied
+        assert lost(snapshot) == ({LostReason.LIST_TOO_LONG: 1} if length > INJECT_LIMIT else {})
