@@ -15,6 +15,7 @@ from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from schedtrace.procfs import open_process
 from schedtrace.session import Compilation, Sizes
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def attach(
     """Watch ``pid`` and print what is seen to standard output, until the duration, the target or the user ends it."""
     with ExitStack() as stack:
         stack.enter_context(_stop_signals())
+        open_process(pid).close()  # the usual refusals don't have to wait for the compiler
         compilation = stack.enter_context(Compilation(Sizes(goroutines=max_goroutines)))
         from schedtrace.attach import Watch  # while BPF is compiled
 
