@@ -68,7 +68,6 @@ class Fleet:
     def __init__(
         self,
         session: Session,
-        programs: Sequence[str],
         pods: PodIndex,
         selection: Selection,
         events: EventLog,
@@ -80,7 +79,7 @@ class Fleet:
         self._binaries = binaries
         self._attachments = Attachments(session, confined=not selection.everything)
         self._accounts = Accounts()
-        self._costs = target.measure_costs(session, programs, (True, False))
+        self._costs = target.measure_costs(session, "casgstatus", (True, False))
         self._watched: dict[int, _Watched] = {}
         self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name
         self._lost = Counter[str]()
