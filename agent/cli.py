@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedtrace.errors import SchedtraceError
+from schedtrace.errors import NodeUnsupported, SchedtraceError
 
 if TYPE_CHECKING:
     from schedtrace.listings import Listing
@@ -40,6 +40,16 @@ class _Examples(click.Command):
                 formatter.write_dl([(f"schedtrace {command}", what) for command, what in self._examples])
 
 
+class _Seconds(click.FloatRange):
+    """A number, which "nan" is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if seconds != seconds:
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
+
+
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/json.md).")
 
 
@@ -60,11 +70,11 @@ def schedtrace() -> None:
 )
 @click.argument("pid", type=click.IntRange(min=1))
 @click.option(
-    "--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds to watch; without, until Ctrl-C."
+    "--duration", type=_Seconds(min=0, min_open=True), help="Seconds to watch; without, until Ctrl-C."
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=_Seconds(min=0.1),
     default=1.0,
     show_default=True,
     help="Seconds between two updates.",
@@ -245,6 +255,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _refuse(_usage_error(error))
     except SchedtraceError as error:
         return _refuse(error)
+    except (ImportError, MemoryError) as error:
+        return _refuse(NodeUnsupported(f"too little memory, or not all of schedtrace is installed: {error}"))
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:  # click and rich make the second of the first

@@ -215,7 +215,7 @@ class Fleet:
             self._watched[process.pid] = watched = _Watched(process, probed, cgroup_text, membership, None)
             self._exits[process.pidfd.fileno()] = process.pid
             self._poll.register(process.pidfd.fileno(), select.EPOLLIN)
-            self._session.watch(process.pid, record)
+            self._session.watch(process.pid, record, time_before=False)
             self._name(watched, labels)
         self._events.info("watching", "watching a Go process", pid=process.pid, exe=process.exe, go=plan.go_version)
         return True

@@ -94,7 +94,7 @@ struct histogram {
 
 /* targets[tgid]: filter, struct layout and identity in one lookup. */
 struct target {
-	__u64 attached_ns;           /* CLOCK_MONOTONIC; start of the window */
+	__u64 attached_ns;           /* CLOCK_MONOTONIC; start of the window; 0: no time before a first move counts */
 	__u64 running_reasons;       /* bit r: waiting for reason r in fact runs on the system stack */
 	__u64 sites[SITE_LIMIT];     /* run-time addresses of its probes, the hottest first; 0 ends the list */
 	__u8 kinds[SITE_LIMIT];      /* enum probe_kind of each of sites */
