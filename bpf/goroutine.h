@@ -215,10 +215,8 @@ static __always_inline void leave(struct hit *hit, struct goroutine *g, __u32 st
 			if (g->partial == PARTIAL_BEGAN_BEFORE)
 				lost(s, LOST_BEGAN_BEFORE);
 		}
-	} else if (g->partial == PARTIAL_BEGAN_BEFORE) {
-		/* Running, or in a system call that has not been seen to begin: nobody knows which of them, and since when. */
-		lost(s, LOST_BEGAN_BEFORE);
-	} else if (state < STATE_COUNT) {
+	} else if (state < STATE_COUNT && g->partial != PARTIAL_BEGAN_BEFORE) {
+		/* else: running, or in a system call that was not seen to begin: nobody knows which of them, and since when */
 		add(&s->partial_ns[state], ns);
 		if (state == STATE_RUNNING)
 			g->totals.running_ns += ns;
