@@ -9,7 +9,7 @@ import importlib.util
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -66,6 +66,10 @@ class NodeReport:
         return PermissionDenied.exit_code if missing else 0
 
 
+def _any_of(effective: int, capabilities: Iterable[int]) -> bool:
+    return any(effective >> capability & 1 for capability in capabilities)
+
+
 @dataclass(frozen=True)
 class _Node:
     root: Path
@@ -81,7 +85,7 @@ class _Node:
 
     def may(self, *capabilities: int) -> bool:
         """Is one of these capabilities there?"""
-        return any(self.capabilities >> capability & 1 for capability in capabilities)
+        return _any_of(self.capabilities, capabilities)
 
     def read(self, path: str) -> str | None:
         """A file of the node; None if it can't be read."""
@@ -125,7 +129,7 @@ def check_node(
             _kernel(node),
             _architecture(node),
             _pid_namespace(node),
-            _capabilities(node),
+            _capabilities(node.capabilities),
             *_perf_event_paranoid(node),
             *_seccomp(node),
             *_memlock(node),
@@ -181,19 +185,15 @@ _NEEDED = {
 
 def require_capabilities() -> None:
     """Raises PermissionDenied, which names those that this process lacks and should have, if there are any."""
-    effective = effective_capabilities()
-    missing = [name for name, any_of in _NEEDED.items() if not any(effective >> one & 1 for one in any_of)]
-    if missing:
-        raise PermissionDenied(
-            f"without {', '.join(f'CAP_{name}' for name in missing)}: run as root; in a pod: "
-            f"securityContext.capabilities.add: [{', '.join(missing)}]"
-        )
+    finding = _capabilities(effective_capabilities())
+    if finding.status == "missing":
+        raise PermissionDenied(f"{finding.detail}: {finding.fix}")
 
 
-def _capabilities(node: _Node) -> Finding:
-    missing = [name for name, any_of in _NEEDED.items() if not node.may(*any_of)]
+def _capabilities(effective: int) -> Finding:
+    missing = [name for name, any_of in _NEEDED.items() if not _any_of(effective, any_of)]
     if not missing:
-        have = [*_NEEDED, *(["SYS_ADMIN"] if node.may(CAP_SYS_ADMIN) else [])]
+        have = [*_NEEDED, *(["SYS_ADMIN"] if _any_of(effective, (CAP_SYS_ADMIN,)) else [])]
         return Finding("capabilities", "ok", " ".join(f"CAP_{name}" for name in have))
     return Finding(
         "capabilities",
