@@ -16,10 +16,11 @@ from schedtrace.binaries import Binaries
 from schedtrace.bpf_text import all_programs
 from schedtrace.check import require_capabilities
 from schedtrace.exporter import Exporter
-from schedtrace.fleet import Fleet, running_pids
+from schedtrace.fleet import Fleet
 from schedtrace.logs import EventLog
 from schedtrace.node import prepare_node
 from schedtrace.pods import PodIndex
+from schedtrace.procfs import running_pids
 from schedtrace.selection import Selection
 from schedtrace.session import Compilation, Session, Sizes
 from schedtrace.tls import TlsFiles

@@ -18,7 +18,7 @@ from schedtrace.errors import AttachFailed, NodeUnsupported, NotTraceable, Permi
 from schedtrace.image import Image, open_image
 from schedtrace.node import prepare_node
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
-from schedtrace.procfs import ExecutableIdentity, Process, open_process
+from schedtrace.procfs import ExecutableIdentity, Process, open_process, running_pids
 from schedtrace.session import Compilation, Session
 from schedtrace.window import FULL_LEVEL, ProbeHits, Target, Throttling, Window
 
@@ -203,10 +203,10 @@ def _cgroups_of(process: Process) -> cgroups.Membership:
 def _others_run(identity: ExecutableIdentity, pid: int) -> bool:
     """Does another process run the same executable? Then the breakpoints are confined to the target's memory. That
     costs the target 20-30 % more a hit, and the others nothing."""
-    for entry in os.listdir("/proc"):  # noqa: PTH208
-        if entry.isdigit() and int(entry) != pid:
+    for other in running_pids():
+        if other != pid:
             with suppress(OSError):
-                status = Path(f"/proc/{entry}/exe").stat()
+                status = Path(f"/proc/{other}/exe").stat()
                 if (status.st_dev, status.st_ino) == (identity.device, identity.inode):
                     return True
     return False

@@ -5,7 +5,6 @@ of one binary reads that binary once.
 """
 
 import mmap
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from schedtrace import plan
 from schedtrace.cgroups import CpuStat, Mount, read_membership, read_mounts
 from schedtrace.errors import NotTraceable, PermissionDenied
 from schedtrace.pods import Owner, PodIndex
-from schedtrace.procfs import CAP_SYS_PTRACE, Process, effective_capabilities, open_process
+from schedtrace.procfs import CAP_SYS_PTRACE, Process, effective_capabilities, open_process, running_pids
 from schedtrace.window import FULL_LEVEL
 
 _BUILD_INFORMATION = b"\xff Go buildinf:"  # debug/buildinfo
@@ -87,8 +86,7 @@ def scan(look: Callable[[str], GoBinary | None] = look_at) -> Scan:
     """Look at every process of this node. Processes that end meanwhile are left out. Raises OSError without
     /proc."""
     scanner = _Scanner(look, read_mounts())
-    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
-    found = [scanner.examine(pid) for pid in pids]
+    found = [scanner.examine(pid) for pid in running_pids()]
     return Scan(
         processes=tuple(process for process in found if process is not None),
         unreadable=scanner.unreadable,

@@ -13,7 +13,7 @@ import os
 import select
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,7 +30,7 @@ from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, Sche
 from schedtrace.logs import EventLog
 from schedtrace.plan import ProbePlan
 from schedtrace.pods import PodIndex
-from schedtrace.procfs import Process, open_process, read_stat
+from schedtrace.procfs import Process, open_process, read_stat, running_pids
 from schedtrace.selection import Selection
 from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
 from schedtrace.session import Session, Snapshot
@@ -343,11 +343,6 @@ class Fleet:
         self._poll.close()
         wake, self._wake = self._wake, -1  # a signal may still come
         os.close(wake)
-
-
-def running_pids() -> Iterator[int]:
-    """The processes of this node."""
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
 
 
 def _reason_of(error: SchedtraceError) -> str:

@@ -258,6 +258,11 @@ def open_process(pid: int) -> Process:
         raise
 
 
+def running_pids() -> tuple[int, ...]:
+    """All processes of this PID namespace, ascending. Raises OSError without /proc."""
+    return _numbers_in("/proc")
+
+
 def in_initial_pid_namespace() -> bool:
     """Does this process see the PIDs that the kernel itself uses, and BPF with it?"""
     return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE  # noqa: PTH116
