@@ -18,10 +18,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.agents import MeasuredAgent, agent, anonymous_mb, open_files
+from bench.agents import SETTLE_SECONDS, MeasuredAgent, agent, anonymous_mb, open_files
 from bench.measurement import BenchError, print_conditions, print_limit, print_table, process_cpu_ns
-from bench.pods import Pods, enter, pods
+from bench.pods import Pods, pods
 from tests.workload import Workload, binary
+from tools.cgroup import entering
 
 MINUTES = 10.0
 STARTS_PER_MINUTE = 1000
@@ -34,8 +35,6 @@ WAITS = 2 * ROUND_TRIPS
 IDLE_SECONDS = 1.5
 """From a process's start to its work: on a shared machine nothing may run for half a second."""
 SAMPLE_SECONDS = 5.0
-SETTLE_SECONDS = 13.0
-"""Before and after, until probes are out and the children that read executables have ended."""
 READERS_FILES = 4
 """Of the agent for those children: one may be there again, since others execute programs on this machine, too."""
 LOG_LINES_PER_MINUTE = 60.0
@@ -77,7 +76,7 @@ class _Churn:
         if number % NEW_EXECUTABLE_EVERY == NEW_EXECUTABLE_EVERY - 1:  # another file of the same name
             program = self._copies[number % EXECUTABLES] = self._copy(program.name, f"new-{number}")
         pod = number % PODS
-        shell, *arguments = enter(self.made.cgroups[pod], [program, "-n", str(ROUND_TRIPS)])
+        shell, *arguments = entering(self.made.cgroups[pod], [program, "-n", str(ROUND_TRIPS)])
         stack = ExitStack()
         workload = stack.enter_context(Workload(Path(shell), *arguments))
         self.started[self.made.names[pod], program.name] += 1

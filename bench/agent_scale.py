@@ -15,10 +15,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.agents import agent, anonymous_mb
+from bench.agents import SETTLE_SECONDS, agent, anonymous_mb
 from bench.measurement import BenchError, print_conditions, print_limit, print_table, process_cpu_ns
-from bench.pods import enter, pods
+from bench.pods import pods
 from tests.workload import Workload, binary
+from tools.cgroup import entering
 
 FIRST = ("chrt", "--fifo", "1")
 PODS = (10, 50, 200)
@@ -27,8 +28,6 @@ DISTINCT = 100
 LIMITED = 50
 """Pods at which the limits hold: 100 processes."""
 SCRAPES = 31
-SETTLE_SECONDS = 13.0
-"""Until the children that read executables have ended."""
 IDLE_SECONDS = 40.0
 """Longer than the time between two looks at all processes."""
 READY, READY_CPU, IDLE, MEMORY = "ready, s", "CPU until then, s", "idle, % CPU", "MB"
@@ -56,7 +55,7 @@ def measure(count: int) -> Measured:
         made = stack.enter_context(pods(count))
         copies = [Path(shutil.copy(program, folder / f"{folder.name}-{i}")) for i in range(min(processes, DISTINCT))]
         for i in range(processes):
-            shell, *arguments = enter(made.cgroups[i // PER_POD], [copies[i % len(copies)], "-n", "1"])
+            shell, *arguments = entering(made.cgroups[i // PER_POD], [copies[i % len(copies)], "-n", "1"])
             stack.enter_context(Workload(Path(shell), *arguments))
         selected: list[str | Path] = ["--log-root", made.log_root, "--select", f"bench/*/*/{folder.name}-*"]
         one = stack.enter_context(agent(folder, selected, first=FIRST))

@@ -17,6 +17,8 @@ from bench.targets import free_port
 
 READY_SECONDS = 120.0
 END_SECONDS = 60.0
+SETTLE_SECONDS = 13.0
+"""Until the children that read executables have ended, and probes that nobody needs are out."""
 
 
 @dataclass

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
 from pathlib import Path
 from typing import Self
 
 from schedtrace import uprobe_multi, uprobe_pmu
+from schedtrace.bpf_text import FOLDER
 
 G_BYTES = 448  # what the allocator rounds a runtime.g of Go 1.27 up to
 
@@ -19,10 +19,9 @@ class Parts:
         import bcc  # noqa: TID251 (these are no session's programs)
 
         self._bcc = bcc
-        folder = Path(str(files("schedtrace.bpf")))
-        os.environ["BCC_KERNEL_SOURCE"] = str(folder / "headers")
+        os.environ["BCC_KERNEL_SOURCE"] = str(FOLDER / "headers")
         self._bpf = bcc.BPF(
-            text=(Path(__file__).parent / "hit_parts.c").read_bytes(), cflags=[f"-I{folder}", f"-DTGID={os.getpid()}"]
+            text=(Path(__file__).parent / "hit_parts.c").read_bytes(), cflags=[f"-I{FOLDER}", f"-DTGID={os.getpid()}"]
         )
         targets = self._bpf[b"targets"]
         targets[targets.Key(os.getpid())] = targets.Leaf()

@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,6 @@ class Pods:
     log_root: Path
     cgroups: tuple[Path, ...]
     names: tuple[str, ...]
-
-
-def enter(cgroup: Path, command: Sequence[str | Path]) -> list[str]:
-    """The command, changed to start inside the cgroup; the process id is that of the process started."""
-    return ["/bin/sh", "-c", f'echo $$ > "{cgroup}/cgroup.procs" && exec "$@"', "sh", *map(str, command)]
 
 
 @contextmanager

@@ -59,9 +59,8 @@ class CpuLimit:
         _remove(self.path)
 
     def enter(self, command: Sequence[str | Path]) -> list[str]:
-        """The command, changed to start inside the cgroup; the process id is that of the process started."""
-        script = f'echo $$ > "{self.path}/cgroup.procs" && exec "$@"'
-        return ["/bin/sh", "-c", script, "sh", *map(str, command)]
+        """The command, changed to start inside the cgroup."""
+        return entering(self.path, command)
 
     def statistics(self) -> dict[str, int]:
         """cpu.stat: nr_periods, nr_throttled, and throttled_time (v1, ns) or throttled_usec (v2)."""
@@ -74,6 +73,12 @@ class CpuLimit:
         if self.version == 1:
             return statistics["throttled_time"] / 1e9
         return statistics["throttled_usec"] / 1e6
+
+
+def entering(cgroup: Path, command: Sequence[str | Path]) -> list[str]:
+    """The command, changed to start inside a cgroup; the process id is that of the process started."""
+    script = f'echo $$ > "{cgroup}/cgroup.procs" && exec "$@"'
+    return ["/bin/sh", "-c", script, "sh", *map(str, command)]
 
 
 def _remove(path: Path) -> None:
