@@ -28,8 +28,6 @@ static __always_inline int wake(struct hit *hit, __u64 gp, struct goroutine *g, 
 static __always_inline int park(struct hit *hit, __u64 gp, struct move *move)
 {
 	move->reason = read_reason(hit, gp);
-	move->from = STATE_RUNNING;
-	move->to = STATE_WAITING;
 	return !(hit->target->running_reasons & (1ULL << (move->reason & (REASON_COUNT - 1))));
 }
 
@@ -39,8 +37,6 @@ static __always_inline int park(struct hit *hit, __u64 gp, struct move *move)
  * yielded. */
 static __always_inline int give_up_processor(struct hit *hit, __u64 gp, struct move *move)
 {
-	move->from = STATE_RUNNING;
-	move->to = STATE_RUNNABLE;
 	move->cause = read_byte(hit, gp, hit->target->g_preempt, 0) ? CAUSE_PREEMPTED : CAUSE_YIELDED;
 	return 1;
 }
@@ -58,17 +54,13 @@ static __always_inline int resume_on_system_stack(struct hit *hit, struct gorout
 }
 
 /* From Go 1.26 casgstatus is the slow path of system calls, and reports again what their own probes have reported. */
-static __always_inline int enter_syscall(struct goroutine *g, struct move *move)
+static __always_inline int enter_syscall(struct goroutine *g)
 {
-	move->from = STATE_RUNNING;
-	move->to = STATE_SYSCALL;
 	return g->state != STATE_SYSCALL;
 }
 
-static __always_inline int leave_syscall(struct goroutine *g, struct move *move)
+static __always_inline int leave_syscall(struct goroutine *g)
 {
-	move->from = STATE_SYSCALL;
-	move->to = STATE_RUNNING;
 	return g->state == STATE_SYSCALL || g->state == STATE_UNSEEN;
 }
 
@@ -77,7 +69,6 @@ static __always_inline int leave_syscall(struct goroutine *g, struct move *move)
 static __always_inline int return_without_p(struct goroutine *g, struct move *move)
 {
 	move->from = g->state == STATE_RUNNING ? STATE_RUNNING : STATE_SYSCALL;
-	move->to = STATE_RUNNABLE;
 	move->cause = CAUSE_SYSCALL;
 	return 1;
 }
@@ -172,9 +163,9 @@ static __always_inline int understand(struct hit *hit, __u64 gp, struct goroutin
 	if (from == STATE_WAITING && to == STATE_RUNNING)
 		return resume_on_system_stack(hit, g);
 	if (from == STATE_RUNNING && to == STATE_SYSCALL)
-		return enter_syscall(g, move);
+		return enter_syscall(g);
 	if (from == STATE_SYSCALL && to == STATE_RUNNING)
-		return leave_syscall(g, move);
+		return leave_syscall(g);
 	if (to == STATE_WAITING) /* a coroutine is born waiting */
 		move->reason = read_reason(hit, gp);
 	return 1;
