@@ -49,7 +49,7 @@ class Policy:
     """...and that, or what the account holds."""
     open_at_once: int = 4
     """So many windows may be open, or a quarter of all there could be."""
-    starved_ns: int = 300 * SECOND
+    starved_ns: int = 600 * SECOND
     postponed_ns: int = 60 * SECOND
 
 

@@ -71,9 +71,7 @@ class Windows:
     def collect(self) -> dict[int, Snapshot]:
         """What processes did in windows that have ended since the last call."""
         began_ns = thread_time_ns()
-        self._session.end_windows([each.window for each in self._open if each.window and not self._counted(each)])
-        probed_windows = self._session.probed_windows() if self._open else set()
-        over = [each for each in self._open if each.window and each.window.number not in probed_windows]
+        over = self._over()
         snapshots = self._session.retire([pid for each in over for pid in self._counted(each)]) if over else {}
         self._spent_ns += thread_time_ns() - began_ns
         keeper_ns = clock_gettime_ns(self._keeper_clock)
@@ -83,6 +81,16 @@ class Windows:
             for probed in over:
                 self._finish(probed, snapshots, opening_ns)
         return snapshots
+
+    def _over(self) -> list[Probed]:
+        """Those that have ended, with their probes out."""
+        deserted = [each.window for each in self._open if each.window and not self._counted(each)]
+        if deserted:
+            self._session.end_windows(deserted)
+        now_ns = monotonic_ns()
+        ended = [each for each in self._open if each.window and self._session.end_of(each.window) <= now_ns]
+        probed_windows = self._session.probed_windows() if ended else set()
+        return [each for each in ended if each.window and each.window.number not in probed_windows]
 
     def _counted(self, probed: Probed) -> list[int]:
         return [pid for pid in probed.pids if self._session.counts(pid)]
