@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 SECOND = 1_000_000_000
 MS = 1_000_000
+_Group = TypeVar("_Group", bound=Hashable)
 
 End = Literal["complete", "budget", "exit", "no_budget"]
 """How windows end: their time is over; hits reached the limit; no process is left. Or there was none for long, since it
@@ -129,7 +130,7 @@ class Governor:
         account.tokens_ns = max(min(account.tokens_ns + gain, most), account.tokens_ns)
 
     def choose(
-        self, waiting: Mapping[Hashable, Collection[Hashable]], now_ns: int, open_windows: int, groups: int
+        self, waiting: Mapping[_Group, Collection[Hashable]], now_ns: int, open_windows: int, groups: int
     ) -> list[Opening]:
         """Which windows to open now, of the groups that have none: those that have waited longest first. ``groups``: of
         all there are, the number."""

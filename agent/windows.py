@@ -8,7 +8,7 @@ look once a second which have ended, to read what they counted, and to charge wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import clock_gettime_ns, monotonic_ns, thread_time_ns
 from typing import Protocol
@@ -115,7 +115,7 @@ class Windows:
         groups = list(self._attachments.all())
         self._governor.keep_groups(groups)
         now_ns = monotonic_ns()
-        waiting: dict[Hashable, Collection[Hashable]] = {}
+        waiting: dict[Probed, set[int]] = {}
         self._ticks += 1
         for probed in groups[self._ticks % _TICKS :: _TICKS]:
             for pid in probed.pids:
