@@ -2,10 +2,10 @@
 
 A target is watched in windows: for a while its probes are in, then they are out again. Each has an account of CPU time
 that grows with what it uses (and a little with time, so that idle ones are seen, too) and pays for its windows: for the
-hits of its probes, and for the CPU time that the agent takes to open and to close them. A window is opened when the
-accounts of all processes in it hold what it is expected to cost, judging by the last one; the first of a process is
-short. A limit of hits, which the kernel holds, ends a window that turns out dearer; what it has cost too much is a
-debt, which is paid before the next.
+hits of its probes, and for the CPU time that the agent takes to open and to close them, to which the processes of a
+group contribute by what they have. A window is opened when the accounts of all processes in it hold what it is expected
+to cost, judging by the last one; the first of a process is short. A limit of hits, which the kernel holds, ends a
+window that turns out dearer; what it has cost too much is a debt, which is paid before the next.
 
 Times are in nanoseconds of any clock that doesn't go back. Targets and groups are whatever can be a key.
 """
@@ -47,7 +47,9 @@ class Policy:
     storm: float = 2.0
     """A window is ended when it costs so many times what was expected..."""
     storm_ns: int = 5 * MS
-    """...and that, or what the account holds."""
+    """...and that, or what the account holds..."""
+    storm_least_ns: int = 2 * MS
+    """...but not before that."""
     open_at_once: int = 4
     """So many windows may be open, or a quarter of all there could be."""
     starved_ns: int = 600 * SECOND
@@ -158,38 +160,50 @@ class Governor:
         accounts = {target: self._accounts[target] for target in targets if target in self._accounts}
         if not accounts:
             return None
-        share = self.opening_ns / len(accounts)
+        shares = self._shares(accounts, self.opening_ns)
         known = all(account.rate is not None for account in accounts.values())
         duration = float(policy.longest_ns if known else policy.first_ns)
         worthwhile = not known
-        for account in accounts.values():
-            left = account.tokens_ns - share
+        for target, account in accounts.items():
+            left = account.tokens_ns - shares[target]
             if left <= 0:
                 return None
             duration = min(duration, left / max(account.rate or 0, 1) * SECOND)
-            worthwhile |= left >= policy.worthwhile * share
+            worthwhile |= left >= policy.worthwhile * self.opening_ns
         if duration < policy.shortest_ns or not (worthwhile or duration >= policy.longest_ns):
             return None
         limits: dict[Hashable, int] = {}
         for target, account in accounts.items():
             limit_ns = policy.storm * (account.rate or 0) * duration / SECOND + policy.storm_ns
-            limits[target] = max(int(min(limit_ns, account.tokens_ns - share) / account.hit_ns), 1)
+            limit_ns = max(min(limit_ns, account.tokens_ns - shares[target]), policy.storm_least_ns)
+            limits[target] = max(int(limit_ns / account.hit_ns), 1)
         return Opening(group, int(duration), limits)
+
+    def _shares(self, accounts: Mapping[Hashable, _Account], opening_ns: float) -> dict[Hashable, float]:
+        """Who pays how much of what it takes to open and to close a window."""
+        whole = sum(max(account.tokens_ns, 1) for account in accounts.values())
+        return {target: opening_ns * max(account.tokens_ns, 1) / whole for target, account in accounts.items()}
 
     def join(self, target: Hashable) -> int:
         """A process has begun in the middle of its group's window: how many hits it may have."""
         account = self._accounts[target]
         return max(int(max(account.tokens_ns, self.policy.storm_ns) / account.hit_ns), 1)
 
-    def charge(self, target: Hashable, seen_ns: int, hits_ns: float, opening_ns: float) -> None:
-        """A target was in a window for so long, its hits cost so much, and its part of opening and closing so much."""
+    def charge(self, target: Hashable, seen_ns: int, hits_ns: float) -> None:
+        """A target was in a window for so long, and its hits cost so much."""
         account = self._accounts.get(target)
         if account:
-            account.tokens_ns -= hits_ns + opening_ns
+            account.tokens_ns -= hits_ns
             account.rate = hits_ns * SECOND / max(seen_ns, MS)
 
-    def ended(self, group: Hashable, end: End, now_ns: int, opening_ns: float) -> None:
-        """A window is over; the agent took so much CPU time to open and to close it."""
+    def ended(
+        self, group: Hashable, end: End, now_ns: int, opening_ns: float, targets: Collection[Hashable]
+    ) -> None:
+        """A window is over, and its ``targets`` have been charged for their hits. The agent took so much CPU time to
+        open and to close it."""
         self.ends[end] += 1
+        accounts = {target: self._accounts[target] for target in targets if target in self._accounts}
+        for target, share in self._shares(accounts, opening_ns).items():
+            self._accounts[target].tokens_ns -= share
         self.opening_ns += (opening_ns - self.opening_ns) / 8
         self._turns[group] = _Turn(now_ns)

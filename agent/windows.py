@@ -101,11 +101,11 @@ class Windows:
         for pid in pids:
             hits = snapshots[pid].stats["hits"].tolist()
             hits_ns = target.overhead_ns(probed.plan, hits, self._costs) or 0
-            self._governor.charge(pid, snapshots[pid].seen_ns, hits_ns, opening_ns / len(pids))
+            self._governor.charge(pid, snapshots[pid].seen_ns, hits_ns)
         end: End = "exit"
         if pids:
             end = "budget" if self._session.end_of(probed.window) < probed.window.until_ns else "complete"
-        self._governor.ended(probed, end, monotonic_ns(), opening_ns)
+        self._governor.ended(probed, end, monotonic_ns(), opening_ns, pids)
         self._session.free_window(probed.window)
         probed.window = None
         self._open.remove(probed)

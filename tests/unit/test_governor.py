@@ -71,13 +71,16 @@ class _Node:
         opening, end_ns = self.open.pop(group)
         seen_ns = end_ns - max(at for at, each in self.openings if each is opening)
         for name, process in self.groups[group].items():
-            share = OPENING_NS / len(self.groups[group])
             hits_ns = process.hits * seen_ns / SECOND * HIT_NS
-            self.governor.charge(name, seen_ns, hits_ns, share)
-            process.cost_ns += hits_ns + share
+            self.governor.charge(name, seen_ns, hits_ns)
+            process.cost_ns += hits_ns
             process.seen_ns += seen_ns
         complete = seen_ns >= opening.duration_ns
-        self.governor.ended(group, "complete" if complete else "budget", self.now_ns, OPENING_NS)
+        names = list(self.groups[group])
+        held = {name: self.governor.tokens_ns(name) for name in names}
+        self.governor.ended(group, "complete" if complete else "budget", self.now_ns, OPENING_NS, names)
+        for name, process in self.groups[group].items():
+            process.cost_ns += held[name] - self.governor.tokens_ns(name)
 
 
 def _alone(process: _Process) -> _Node:
@@ -162,6 +165,16 @@ def test_a_group_is_only_watched_if_all_can_pay() -> None:
     assert poor.seen_ns == rich.seen_ns
 
 
+def test_an_idle_process_keeps_nobody_from_being_watched() -> None:
+    """Who has more pays more of what it takes to open a window."""
+    idle, busy = _Process(0, 5), _Process(1, 400_000)
+    node = _Node({"group": {"idle": idle, "busy": busy}})
+    node.start()
+    node.run(600)
+    assert idle.cost_ns <= POLICY.floor_ns_per_second * 600
+    assert busy.cost_ns > 0.5 * POLICY.fraction * busy.cpu_ns
+
+
 def test_a_process_that_joins_may_cost_no_more_than_a_storm() -> None:
     governor = Governor(POLICY)
     governor.add("young", 0, 0, HIT_NS)
@@ -192,7 +205,7 @@ def test_what_is_gone_is_forgotten() -> None:
     governor.keep_groups([])
     assert not governor._accounts
     assert not governor._turns
-    governor.charge("process", SECOND, 1.0, 1.0)  # its last window was still to be charged
+    governor.charge("process", SECOND, 1.0)  # its last window was still to be charged
     assert not governor.choose({"group": ["process"]}, 0, 0, 1)
 
 
