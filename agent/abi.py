@@ -191,7 +191,6 @@ class TargetStats(ctypes.Structure):
         ("hits", ctypes.c_uint64 * SITE_LIMIT),
         ("lost", ctypes.c_uint64 * LostReason.COUNT),
         ("cgroup_id", ctypes.c_uint64),
-        ("executions", ctypes.c_uint64),
     )
 
 

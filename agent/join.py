@@ -49,7 +49,6 @@ class Counts:
     lost: Mapping[str, int]
     goroutines: int
     cgroup_id: int
-    executions: int
 
 
 def histogram(record: Any) -> Histogram:
@@ -166,5 +165,4 @@ def counts(snapshot: Any, reasons: Sequence[str], name_of: Callable[[int], str |
         },
         goroutines=len(snapshot.goroutines),
         cgroup_id=int(stats["cgroup_id"]),
-        executions=int(stats["executions"]),
     )

@@ -123,14 +123,8 @@ TRACEPOINT_PROBE(sched, sched_process_exit)
  * only one is left. */
 static __always_inline void another_program(__u32 tgid)
 {
-	struct target *target = targets.lookup(&tgid);
-	struct target_stats *s;
-
-	if (!target)
+	if (!targets.lookup(&tgid))
 		return;
-	s = stats_of(target->slot);
-	if (s)
-		add(&s->executions, 1);
 	targets.delete(&tgid);
 	threads.delete(&tgid);
 }

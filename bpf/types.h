@@ -172,7 +172,6 @@ struct target_stats {
 	__u64 hits[SITE_LIMIT];      /* by index into target.sites */
 	__u64 lost[LOST_COUNT];
 	__u64 cgroup_id;             /* cgroup2 id of the thread of the last event; 1 where only v1 is used */
-	__u64 executions;            /* execve seen: the target is another program now */
 };
 
 /* Sent for every execve on the node, where the agent looks for Go processes. */
