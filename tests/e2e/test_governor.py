@@ -41,7 +41,8 @@ def unprobed(text: TargetText) -> bool:
 
 
 def test_budget_holds_where_there_is_most_to_see(tmp_path: Path, program: Path) -> None:
-    """Exactly as the kernel accounts it, in CPU time of the target, from its start to the scrape."""
+    """In CPU time of the target, as the kernel accounts it. Where this machine stood still when a window was to end,
+    the next one waits until that is paid."""
     token = new_token()
     with (
         Workload(program, "-n", ENDLESS, env={TOKEN_VARIABLE: token}) as load,
@@ -51,17 +52,21 @@ def test_budget_holds_where_there_is_most_to_see(tmp_path: Path, program: Path) 
         load.go()
         watching.await_process(OWNER)
         time.sleep(SECONDS)
-        scrape = await_seen(watching, 2)
-        cpu_seconds = time.clock_gettime(cpu_clock(load.pid))
-        overhead = scrape.value("schedtrace_overhead_seconds_total", OWNER)
-        assert 0 < overhead <= LIMIT * cpu_seconds, watching.log()
+        await_seen(watching, 2)
+
+        def within_budget() -> Scrape | None:
+            scrape = watching.scrape()
+            overhead = scrape.value("schedtrace_overhead_seconds_total", OWNER)
+            return scrape if 0 < overhead <= LIMIT * time.clock_gettime(cpu_clock(load.pid)) else None
+
+        scrape = wait_for(within_budget, "the overhead to be in the budget", 20)
         info = dict(next(iter(scrape.values("schedtrace_target_info", OWNER))))
         assert info["level"] == "full_in_windows"
         hits = scrape.value("schedtrace_probe_hits_total", OWNER)
         transitions = scrape.total("schedtrace_goroutine_transitions_total", OWNER)
         assert 0 < transitions <= hits
         seen = scrape.value("schedtrace_seen_seconds_total", OWNER)
-        assert 0 < seen < SECONDS
+        assert 0 < seen < SECONDS / 2
         running = scrape.total("schedtrace_goroutine_state_seconds_total", OWNER, state="running")
         assert 0 < running <= seen
         assert scrape.total("schedtrace_lost_total", OWNER, reason="inconsistent_state") == 0
