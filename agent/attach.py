@@ -55,12 +55,19 @@ class Watch:
     def _attach(self, image: Image) -> None:
         # Who else maps a shared object is not looked for.
         shared = image.shared_object or _others_run(self.process.identity, self.process.pid)
-        self._session.attach(image.descriptor, target.sites_of(self.plan), self.process.pid if shared else -1)
+        try:
+            self._session.attach(image.descriptor, target.sites_of(self.plan), self.process.pid if shared else -1)
+        except AttachFailed:
+            self._refuse_another_program()  # the kernel says only that there is no such process
+            raise
         record = target.record_of(self.plan, self._bias)
         self._throttled_before = self._cgroups.cpu_stat()
         self._session.watch(self.process.pid, record)
         self._started_ns = record.attached_ns
         # From here on the session itself notices when the process executes another program.
+        self._refuse_another_program()
+
+    def _refuse_another_program(self) -> None:
         if not self.process.still_same():
             raise NotTraceable(
                 f"process {self.process.pid} ({self.process.name}) exited or executed another program "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedtrace.errors import SchedtraceError
+from schedtrace.errors import NodeUnsupported, SchedtraceError
 
 if TYPE_CHECKING:
     from schedtrace.listings import Listing
@@ -53,6 +53,16 @@ def _share(_context: click.Context, parameter: click.Parameter, value: str) -> f
     return percent / 100 if percent < 100 else None
 
 
+class _Seconds(click.FloatRange):
+    """A number, which "nan" is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if seconds != seconds:
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
+
+
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/json.md).")
 
 
@@ -73,11 +83,11 @@ def schedtrace() -> None:
 )
 @click.argument("pid", type=click.IntRange(min=1))
 @click.option(
-    "--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds to watch; without, until Ctrl-C."
+    "--duration", type=_Seconds(min=0, min_open=True), help="Seconds to watch; without, until Ctrl-C."
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=_Seconds(min=0.1),
     default=1.0,
     show_default=True,
     help="Seconds between two updates.",
@@ -278,6 +288,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _refuse(_usage_error(error))
     except SchedtraceError as error:
         return _refuse(error)
+    except (ImportError, MemoryError) as error:
+        return _refuse(NodeUnsupported(f"too little memory, or not all of schedtrace is installed: {error}"))
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:  # click and rich make the second of the first

@@ -238,7 +238,7 @@ class Fleet:
             if self._windows:
                 self._windows.add(watched)
             elif probed.attachment:
-                self._session.watch(process.pid, record)
+                self._session.watch(process.pid, record, time_before=False)
             self._name(watched, labels)
         self._events.info("watching", "watching a Go process", pid=process.pid, exe=process.exe, go=plan.go_version)
         return True

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import Event
 from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -24,28 +25,38 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[None]:
-    """SIGTERM ends a session as Ctrl-C does; and SIGINT does also where it is ignored at the start, as by a shell in
-    what it runs in the background."""
+def _stop_signals() -> Iterator[Event]:
+    """SIGTERM, and SIGHUP where it isn't ignored (nohup), end a session as Ctrl-C does; and SIGINT does also where it
+    is ignored at the start, as by a shell in what it runs in the background. The event is set when one has come: Python
+    drops what is raised while it runs a destructor or the like."""
+    stop = Event()
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        ours.append(signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in ours}
     try:
-        yield
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _until_end(
-    watch: Watch, duration_seconds: float | None, interval_seconds: float, show: Callable[[Window], None]
+    watch: Watch,
+    stop: Event,
+    duration_seconds: float | None,
+    interval_seconds: float,
+    show: Callable[[Window], None],
 ) -> str:
     """Show the window so far at every interval until the session ends; why it has ended."""
     deadline = None if duration_seconds is None else monotonic() + duration_seconds
     try:
-        while True:
+        while not stop.is_set():
             left = interval_seconds if deadline is None else min(interval_seconds, deadline - monotonic())
             ended = watch.ended(max(left, 0.0))
             if ended:
@@ -54,7 +65,8 @@ def _until_end(
                 return "the duration is over"
             show(watch.window())
     except KeyboardInterrupt:
-        return "interrupted"
+        pass
+    return "interrupted"
 
 
 def attach(
@@ -68,7 +80,7 @@ def attach(
 ) -> None:
     """Watch ``pid`` and print what is seen to standard output, until the duration, the target or the user ends it."""
     with ExitStack() as stack:
-        stack.enter_context(_stop_signals())
+        stop = stack.enter_context(_stop_signals())
         open_process(pid).close()  # the usual refusals don't have to wait for the compiler
         compilation = stack.enter_context(Compilation(Sizes(goroutines=max_goroutines)))
         from schedtrace.attach import Watch  # while BPF is compiled
@@ -83,16 +95,16 @@ def attach(
 
         console = Console(highlight=False)
         if as_json:
-            ended = _until_end(watch, duration_seconds, interval_seconds, lambda _window: None)
+            ended = _until_end(watch, stop, duration_seconds, interval_seconds, lambda _window: None)
         elif console.is_terminal and not console.is_dumb_terminal:
             with Live(console=console, refresh_per_second=4, screen=False, transient=True) as screen:
                 ended = _until_end(
-                    watch, duration_seconds, interval_seconds, lambda w: screen.update(report.live_view(w))
+                    watch, stop, duration_seconds, interval_seconds, lambda w: screen.update(report.live_view(w))
                 )
         else:
             lines = report.IntervalLines()
             ended = _until_end(
-                watch, duration_seconds, interval_seconds, lambda w: print(lines.next_line(w), flush=True)
+                watch, stop, duration_seconds, interval_seconds, lambda w: print(lines.next_line(w), flush=True)
             )
         watch.stop()
         window = watch.window(ended)

@@ -186,6 +186,8 @@ class Session:
         self._programs: dict[tuple[str, bool], int] = {}
         self._free_slots = list(range(self._sizes.targets))[::-1]
         self._free_windows = list(range(1, self._sizes.targets + 1))[::-1]
+        self._foreign_before = 0
+        self._foreign_after: int | None = None
         try:
             self._keeper = ProbeKeeper()
         except OSError as error:
@@ -318,20 +320,31 @@ class Session:
     # Targets
 
     def watch(
-        self, pid: int, target: abi.Target, window: Window | None = None, hits_limit: int = abi.NO_LIMIT
+        self,
+        pid: int,
+        target: abi.Target,
+        window: Window | None = None,
+        hits_limit: int = abi.NO_LIMIT,
+        *,
+        time_before: bool = True,
     ) -> None:
         """Begin to count process ``pid``, whose executable carries the probes; ``hits_limit`` ends its ``window``. Sets
-        the target's slot, window, limit and start."""
+        the target's slot, window, limit and start.
+
+        What state a goroutine is in shows at its first move. With ``time_before`` the time since now then counts for a
+        goroutine that was waiting or runnable; a counter that is read again and again would jump by it.
+        """
         table = self._table("targets")
         target.slot = self._free_slots.pop()
         target.window = window.number if window else _ENDLESS
         target.hits, target.hits_limit = 0, hits_limit
-        target.attached_ns = monotonic_ns()
+        began_ns = monotonic_ns()
+        target.attached_ns = began_ns if time_before else 0
         self._targets[pid] = target.slot
-        self._watched[pid] = (target.window, target.attached_ns)
+        self._watched[pid] = (target.window, began_ns)
         table[table.Key(pid)] = table.Leaf.from_buffer_copy(bytes(target))
         # Until now the target's own hits counted as those of a process nobody asked about.
-        self._foreign_before = self._foreign_hits()
+        self._foreign_before, self._foreign_after = self._foreign_hits(), None
         self._learn_threads(pid, target.slot, target.window)
 
     def _learn_threads(self, pid: int, slot: int, window: int) -> None:
@@ -355,6 +368,7 @@ class Session:
 
     def unwatch(self, pid: int) -> None:
         """Count process ``pid`` no longer; what was counted can still be read."""
+        self._foreign_after = self._foreign_hits()  # from now on the target's own are among them
         self._unwatch([pid])
 
     def _unwatch(self, pids: Sequence[int]) -> None:
@@ -373,8 +387,9 @@ class Session:
         keys, values = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._sizes.functions)
         ended = {int(k["start_pc"]): v for k, v in zip(keys, values, strict=True) if k["slot"] == slot}
         keys, values = self._goroutines()
-        foreign = self._foreign_hits() - self._foreign_before
-        return Snapshot(now_ns, self._maps.stats(slot), ended, values[keys["tgid"] == pid], foreign)
+        foreign = self._foreign_hits() if self._foreign_after is None else self._foreign_after
+        own = values[keys["tgid"] == pid]
+        return Snapshot(now_ns, self._maps.stats(slot), ended, own, foreign - self._foreign_before)
 
     def snapshots(self) -> dict[int, Snapshot]:
         """A snapshot of every target, without functions: one look at the goroutines for all."""

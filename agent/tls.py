@@ -11,6 +11,7 @@ import socket
 import ssl
 import threading
 from dataclasses import dataclass
+from stat import S_ISREG
 
 from schedtrace.errors import SchedtraceError
 from schedtrace.logs import EventLog
@@ -69,7 +70,9 @@ class ServerTls:
             stats = [os.stat(name) for name in names]  # noqa: PTH116
         except OSError as error:
             raise SchedtraceError(f"TLS: {error.filename} can't be read: {error.strerror}") from None
-        return tuple((stat.st_ino, stat.st_mtime_ns) for stat in stats)
+        if not all(S_ISREG(one.st_mode) for one in stats):
+            raise SchedtraceError("TLS: certificate, key and client authority must be files")
+        return tuple((one.st_ino, one.st_mtime_ns) for one in stats)
 
     def _load(self) -> ssl.SSLContext:
         files = self._files

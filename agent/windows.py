@@ -171,4 +171,5 @@ class Windows:
             return
         with suppress(SchedtraceError):
             record = target.record_of(member.probed.plan, member.process.load_bias())
-            self._session.watch(member.process.pid, record, member.probed.window, hits_limit)
+            window = member.probed.window
+            self._session.watch(member.process.pid, record, window, hits_limit, time_before=False)

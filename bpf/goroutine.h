@@ -152,7 +152,7 @@ static __always_inline struct goroutine *follow(struct hit *hit, __u64 gp)
 	if (g)
 		return g;
 	struct goroutine fresh = {
-		.since_ns = hit->target->attached_ns,
+		.since_ns = hit->target->attached_ns ?: hit->now_ns,
 		.state = STATE_UNSEEN,
 		.reason = REASON_UNKNOWN,
 		.partial = PARTIAL_BEGAN_BEFORE,
@@ -237,6 +237,9 @@ static __always_inline void leave(struct hit *hit, struct goroutine *g, __u32 st
 			if (g->partial == PARTIAL_BEGAN_BEFORE)
 				lost(s, LOST_BEGAN_BEFORE);
 		}
+	} else if (g->partial == PARTIAL_BEGAN_BEFORE) {
+		/* Running, or in a system call that has not been seen to begin: nobody knows which of them, and since when. */
+		lost(s, LOST_BEGAN_BEFORE);
 	} else if (state < STATE_COUNT) {
 		add(&s->partial_ns[state], ns);
 		if (state == STATE_RUNNING)

@@ -96,7 +96,7 @@ struct histogram {
 
 /* targets[tgid]: filter, struct layout and identity in one lookup. */
 struct target {
-	__u64 attached_ns;           /* CLOCK_MONOTONIC; start of the window */
+	__u64 attached_ns;           /* CLOCK_MONOTONIC; start of the window; 0: no time before a first move counts */
 	__u64 hits;                  /* of its probes: only every HITS_BATCH-th of a site on a CPU looks, and adds so many */
 	__u64 hits_limit;            /* that many hits end the window; NO_LIMIT */
 	__u64 running_reasons;       /* bit r: waiting for reason r in fact runs on the system stack */

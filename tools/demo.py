@@ -99,7 +99,7 @@ def report_load(log: Path, throttled_seconds: float) -> None:
         f"{done['requests_per_second']:,} requests a second,\n"
         f"a request taking {done['request_p50_seconds'] * 1e3:.1f} ms (p50) to "
         f"{done['request_p99_seconds'] * 1e3:.1f} ms (p99); "
-        f"the CPU limit held its threads back for {throttled_seconds:.1f} s."
+        f"the CPU limit held its threads back for {throttled_seconds:.1f} s since it began."
     )
 
 

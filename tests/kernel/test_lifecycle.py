@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,33 @@ def test_two_sessions_on_one_target(tmp_path: Path) -> None:
         assert text.differences() == {}
     assert parks_and_readies(window) == parks_and_readies(report) == (2 * N, 2 * N)
     assert window.foreign_hits == report["foreign_hits"] == 0
+
+
+def test_own_hits_are_nobody_else_s(tmp_path: Path) -> None:
+    """Not when the target goes on as the window begins and ends, either."""
+    program = own_copy("pingpong", tmp_path)
+    with Workload(program, "-n", 10**9) as target:
+        target.go()
+        for _ in range(4):
+            with Watch(target.pid) as watch:
+                time.sleep(0.05)
+                watch.stop()
+                window = watch.window()
+            assert window.foreign_hits == 0
+            assert sum(probe.hits for probe in window.probes) > 0
+
+
+def test_a_call_that_began_before_is_not_time_running() -> None:
+    """The main goroutine waits in read(2), which is not seen, until it is told to begin."""
+    with Workload(binary("pingpong"), "-n", N) as target, Watch(target.pid) as watch:
+        time.sleep(1)
+        target.run()
+        watch.stop()
+        window = watch.window()
+    main = next(f for f in window.functions if f.function == "runtime.main")
+    assert main.runs > 0
+    assert main.running_ns < 500_000_000
+    assert window.lost["interval_began_before_window"] > 0
 
 
 def test_of_two_processes_of_one_binary_one_is_watched(tmp_path: Path) -> None:
@@ -278,7 +306,11 @@ def test_interrupted_before_it_began(moment_seconds: float, tmp_path: Path) -> N
     program = own_copy("pingpong", tmp_path)
     with Workload(program, "-n", N) as target, attaching(target.pid, "--json") as attach:
         time.sleep(moment_seconds)
-        done = attach.end(signal.SIGINT)
+        attach.process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            attach.process.wait(20)
+        # Python drops an interrupt that comes while it runs a destructor as it starts: whoever waits presses again.
+        done = attach.end(None if attach.process.poll() is not None else signal.SIGINT)
         assert TargetText.of(target.pid, program).differences() == {}
     assert done.returncode in (0, 130, -signal.SIGINT)  # the last while Python itself starts
     assert "schedtrace" not in done.stderr
