@@ -14,6 +14,8 @@ REASON_COUNT = 64
 REASON_UNKNOWN = 63
 OFFSET_UNKNOWN = 0xFFFF
 SITE_LIMIT = 32
+HITS_BATCH = 16
+NO_LIMIT = 0xFFFFFFFFFFFFFFFF
 
 
 class GoroutineState(enum.IntEnum):
@@ -100,10 +102,13 @@ class Target(ctypes.Structure):
 
     _fields_ = (
         ("attached_ns", ctypes.c_uint64),
+        ("hits", ctypes.c_uint64),
+        ("hits_limit", ctypes.c_uint64),
         ("running_reasons", ctypes.c_uint64),
         ("sites", ctypes.c_uint64 * SITE_LIMIT),
         ("kinds", ctypes.c_uint8 * SITE_LIMIT),
         ("slot", ctypes.c_uint32),
+        ("window", ctypes.c_uint32),
         ("g_waitreason", ctypes.c_uint16),
         ("g_preempt", ctypes.c_uint16),
         ("g_schedlink", ctypes.c_uint16),
@@ -113,7 +118,7 @@ class Target(ctypes.Structure):
         ("g_coroexit", ctypes.c_uint16),
         ("coro_gp", ctypes.c_uint16),
         ("coroutine_reason", ctypes.c_uint8),
-        ("padding", ctypes.c_uint8 * 3),
+        ("padding", ctypes.c_uint8 * 7),
         ("cause_of_reason", ctypes.c_uint8 * REASON_COUNT),
     )
 
@@ -195,13 +200,26 @@ class ProcessEvent(ctypes.Structure):
     _fields_ = (("tgid", ctypes.c_uint32), ("padding", ctypes.c_uint32))
 
 
+class Window(ctypes.Structure):
+    """struct window"""
+
+    _fields_ = (("until_ns", ctypes.c_uint64),)
+
+
+class WindowEnd(ctypes.Structure):
+    """struct window_end"""
+
+    _fields_ = (("window", ctypes.c_uint32), ("padding", ctypes.c_uint32))
+
+
 class Thread(ctypes.Structure):
     """struct thread"""
 
     _fields_ = (
         ("runnable_since_ns", ctypes.c_uint64),
         ("slot", ctypes.c_uint32),
-        ("on_cpu", ctypes.c_uint32),
+        ("window", ctypes.c_uint16),
+        ("on_cpu", ctypes.c_uint16),
     )
 
 
@@ -214,6 +232,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "function_key": FunctionKey,
     "target_stats": TargetStats,
     "process_event": ProcessEvent,
+    "window": Window,
+    "window_end": WindowEnd,
     "thread": Thread,
 }
 """Struct name in types.h -> its ctypes twin."""

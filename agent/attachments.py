@@ -1,4 +1,5 @@
-"""Probes by executable: put in when the first process that runs it is watched, out some time after the last.
+"""Probes by executable: put in when the first process that runs it is watched, out some time after the last; or in
+windows only, which :mod:`schedtrace.windows` opens.
 
 One executable is probed once, whatever number of processes runs it: with probes for each, every hit would count for
 all. Or each of the processes gets probes of its own, confined to its memory, if the others are not to pay.
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 
@@ -17,7 +20,7 @@ from schedtrace import target
 from schedtrace.binaries import GoBinary
 from schedtrace.plan import ProbePlan
 from schedtrace.procfs import Process
-from schedtrace.session import Attachment, Session
+from schedtrace.session import Attachment, Session, Window
 from schedtrace.uprobe_pmu import ANY_PROCESS
 
 # What the kernel puts in place of the probed instruction: int3, and brk with its own number (BRK64_OPCODE_UPROBES).
@@ -28,14 +31,16 @@ _IDLE_SECONDS = 30.0
 
 @dataclass(eq=False)
 class Probed:
-    """Probes in the kernel, and the processes that count through them."""
+    """Probes in the kernel, and the processes that count through them. ``attachment``: None if they are put in for
+    windows only."""
 
     binary: GoBinary
     plan: ProbePlan
-    attachment: Attachment
+    attachment: Attachment | None
     only: tuple[int, int] | None
     """PID and start time of the one process they are confined to."""
     pids: set[int] = field(default_factory=set)
+    window: Window | None = None
     idle_since: float = field(default_factory=monotonic)
 
     def leave(self, pid: int) -> None:
@@ -45,10 +50,10 @@ class Probed:
 
 
 class Attachments:
-    """All probes of a session. ``confined``: each process has its own."""
+    """All probes of a session. ``confined``: each process has its own; ``windows``: they are not put in yet."""
 
-    def __init__(self, session: Session, *, confined: bool) -> None:
-        self._session, self._confined = session, confined
+    def __init__(self, session: Session, *, confined: bool, windows: bool = False) -> None:
+        self._session, self._confined, self._windows = session, confined, windows
         self._probed: dict[tuple[int, ...], list[Probed]] = {}
         """By :attr:`GoBinary.key_without_device`; confined probes by PID and start time."""
 
@@ -57,12 +62,30 @@ class Attachments:
         only = (process.pid, process.start_time_ticks) if self._confined else None
         key = only or binary.key_without_device
         for probed in self._probed.get(key, ()):
-            if probed.binary.key == binary.key or (not only and _has_breakpoint(process, plan)):
+            inside = probed.attachment or probed.window
+            if probed.binary.key == binary.key or (not only and inside and has_breakpoint(process, plan)):
                 return probed
-        pid = process.pid if only else ANY_PROCESS
-        probed = Probed(binary, plan, self._session.attach(executable_fd, target.sites_of(plan), pid), only)
+        attachment = None
+        if not self._windows:
+            pid = process.pid if only else ANY_PROCESS
+            attachment = self._session.attach(executable_fd, target.sites_of(plan), pid)
+        probed = Probed(binary, plan, attachment, only)
         self._probed.setdefault(key, []).append(probed)
         return probed
+
+    def all(self) -> Iterator[Probed]:
+        """All there are."""
+        return chain.from_iterable(self._probed.values())
+
+    def alike(self, probed: Probed) -> Sequence[Probed]:
+        """Others whose file may be the same to the kernel, so that only one of them may have probes at a time."""
+        return [] if probed.only else [one for one in self._probed[probed.binary.key[1:]] if one is not probed]
+
+    def merge(self, probed: Probed, other: Probed) -> None:
+        """Their file has turned out to be the same: all processes are the first one's from now on."""
+        self._probed[probed.binary.key[1:]].remove(other)
+        probed.pids |= other.pids
+        other.pids = set()
 
     def remove_idle(self) -> None:
         """Take out the probes that no process has counted through for a while; at once if they were one process's."""
@@ -71,16 +94,16 @@ class Attachments:
             probed
             for alike in self._probed.values()
             for probed in alike
-            if not probed.pids and (probed.only or now - probed.idle_since > _IDLE_SECONDS)
+            if not (probed.pids or probed.window) and (probed.only or now - probed.idle_since > _IDLE_SECONDS)
         ]
         if idle:
             gone = set(idle)
             left = {key: [one for one in alike if one not in gone] for key, alike in self._probed.items()}
             self._probed = {key: alike for key, alike in left.items() if alike}
-            self._session.detach([probed.attachment for probed in idle])
+            self._session.detach([probed.attachment for probed in idle if probed.attachment])
 
 
-def _has_breakpoint(process: Process, plan: ProbePlan) -> bool:
+def has_breakpoint(process: Process, plan: ProbePlan) -> bool:
     """Is there a breakpoint at the plan's first probe in this process's memory? Then its executable is the inode that
     is probed already, whatever stat(2) says of it."""
     breakpoint_code = _BREAKPOINTS[platform.machine()]

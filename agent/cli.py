@@ -40,6 +40,19 @@ class _Examples(click.Command):
                 formatter.write_dl([(f"schedtrace {command}", what) for command, what in self._examples])
 
 
+def _share(_context: click.Context, parameter: click.Parameter, value: str) -> float | None:
+    """A percentage as a fraction; None for "none" and for 100."""
+    if value == "none":
+        return None
+    try:
+        percent = float(value.removesuffix("%"))
+    except ValueError:
+        percent = 0.0
+    if not 0 < percent <= 100:
+        raise click.BadParameter(f"{value!r} is neither a percentage above 0 nor 'none'", param=parameter)
+    return percent / 100 if percent < 100 else None
+
+
 class _Seconds(click.FloatRange):
     """A number, which "nan" is not."""
 
@@ -150,6 +163,7 @@ def check(as_json: bool) -> int:
         ("agent", "every Go process of this node, at 127.0.0.1:9755/metrics"),
         ("agent --listen 0.0.0.0:9755", "for a Prometheus elsewhere"),
         ("agent --select shop --select 'pay/api-*'", "only a namespace, and some pods of another"),
+        ("agent --select shop/cart-1 --max-overhead none", "every transition of one pod, all the time"),
     ],
 )
 @click.option("--listen", default="127.0.0.1:9755", show_default=True, help="Address to serve metrics at: HOST:PORT.")
@@ -182,6 +196,21 @@ def check(as_json: bool) -> int:
     help="At most so many processes at once (about 20 kB of kernel memory each and CPU).",
 )
 @click.option("--max-goroutines", type=click.IntRange(min=1, max=1 << 24), default=1 << 17, show_default=True)
+@click.option(
+    "--max-overhead",
+    callback=_share,
+    metavar="PERCENT",
+    default="1",
+    show_default=True,
+    help="What watching may cost a process, of the CPU time it uses itself: it is watched in windows. 'none': always.",
+)
+@click.option(
+    "--level",
+    type=click.Choice(["passive", "full"]),
+    default="full",
+    show_default=True,
+    help="The most that may be done: nothing that needs probes, or following every goroutine.",
+)
 @click.option("--tls-certificate", type=click.Path(dir_okay=False), help="Serve over TLS: certificate (PEM).")
 @click.option("--tls-key", type=click.Path(dir_okay=False), help="Its private key (PEM).")
 @click.option("--tls-client-ca", type=click.Path(dir_okay=False), help="Serve only clients with certificates of it.")
@@ -193,6 +222,8 @@ def agent(
     max_series: int,
     max_targets: int,
     max_goroutines: int,
+    max_overhead: float | None,
+    level: str,
     tls_certificate: str | None,
     tls_key: str | None,
     tls_client_ca: str | None,
@@ -218,6 +249,8 @@ def agent(
             max_series=max_series,
             max_targets=max_targets,
             max_goroutines=max_goroutines,
+            max_overhead=max_overhead,
+            level=level,
             tls=tls,
         )
     )

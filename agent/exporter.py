@@ -83,6 +83,16 @@ _OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
         "Estimated CPU time that watching cost the processes.",
     ),
     (
+        "schedtrace_seen_seconds_total",
+        "counter",
+        (),
+        (
+            "Time that processes were watched, added up over them. Goroutine and run queue metrics count in that time "
+            "only: their rate divided by this one's is the rate of one process."
+        ),
+    ),
+    ("schedtrace_probe_hits_total", "counter", (), "Times that processes hit a probe."),
+    (
         "schedtrace_lost_total",
         "counter",
         ("reason",),
@@ -165,6 +175,13 @@ class Exporter:
                 [((reason,), n) for reason, n in sorted(view.attach_failures.items())],
             ),
             Family(
+                "schedtrace_governor_windows_total",
+                "counter",
+                "Windows in which processes were watched, by how they ended; no_budget: none for minutes, too dear.",
+                ("end",),
+                [((end,), n) for end, n in sorted(view.windows.items())],
+            ),
+            Family(
                 "schedtrace_series_left_out_total",
                 "counter",
                 "Series left out because there were more than --max-series, added up over scrapes.",
@@ -202,6 +219,8 @@ def _values(series: Series) -> Iterable[tuple[str, tuple[str, ...], float | Hist
     for info in series.infos:
         yield "schedtrace_target_info", (info.go_version, info.level, info.symbols), 1
     yield "schedtrace_overhead_seconds_total", (), totals.overhead_ns / _NS
+    yield "schedtrace_seen_seconds_total", (), totals.seen_ns / _NS
+    yield "schedtrace_probe_hits_total", (), totals.hits
     for reason, n in sorted(totals.lost.items()):
         yield "schedtrace_lost_total", (reason,), n
 

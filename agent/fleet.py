@@ -4,7 +4,8 @@ Births come from sched_process_exec through BPF, and from a look through /proc n
 or a process never executes (a fork). Deaths come from pidfds. Everything runs in one thread, :meth:`Fleet.run`, but for
 :meth:`Fleet.view`, which scrapes call.
 
-If only some processes are selected, each of those gets probes of its own, so that the others don't pay.
+If only some processes are selected, each of those gets probes of its own, so that the others don't pay. With a limit on
+what watching may cost, processes are only counted in windows (:mod:`schedtrace.windows`), and known in between.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -27,6 +28,7 @@ from schedtrace.attachments import Attachments, Probed
 from schedtrace.binaries import Binaries, GoBinary, file_key
 from schedtrace.cgroups import Membership, container_of, read_cpu_stat, read_membership, read_mounts, read_quota_cores
 from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
+from schedtrace.governor import Governor
 from schedtrace.logs import EventLog
 from schedtrace.plan import ProbePlan
 from schedtrace.pods import PodIndex
@@ -35,6 +37,7 @@ from schedtrace.selection import Selection
 from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
 from schedtrace.session import Session, Snapshot
 from schedtrace.window import FULL_LEVEL
+from schedtrace.windows import Windows
 
 OTHER_PROCESSES = "(other)"
 """What processes go by whose container has too many names already."""
@@ -72,15 +75,24 @@ class Fleet:
         selection: Selection,
         events: EventLog,
         binaries: Binaries,
+        governor: Governor | None = None,
+        level: str = FULL_LEVEL,
     ) -> None:
+        """``governor`` is asked when to count processes if ``level`` is :data:`WINDOWS_LEVEL`."""
         self._session, self._pods, self._selection, self._events = session, pods, selection, events
         self._lock = threading.Lock()
         self._mounts = read_mounts()
         self._binaries = binaries
-        self._attachments = Attachments(session, confined=not selection.everything)
+        self._level = level
+        self._attachments = Attachments(session, confined=not selection.everything, windows=level != FULL_LEVEL)
         self._accounts = Accounts()
         self._costs = target.measure_costs(session, "casgstatus", (True, False))
+        self._most = session.room
         self._watched: dict[int, _Watched] = {}
+        self._governor, self._windows = governor, None
+        if governor:
+            on_failure = partial(self._fail, "attach_failed")
+            self._windows = Windows(session, self._attachments, governor, self._costs, self._watched, on_failure)
         self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name
         self._lost = Counter[str]()
         self._failures = Counter[str]()
@@ -120,6 +132,7 @@ class Fleet:
                 self._follow_moves()
                 next_moves = monotonic() + _MOVES_SECONDS
             if monotonic() >= next_tick:
+                self._govern()
                 self._attachments.remove_idle()
                 self._binaries.tick()
                 self._events.tick()
@@ -144,7 +157,7 @@ class Fleet:
             if self._binaries.known_not_go(file_key(status)):
                 self._bury([pid])
                 return
-            if pid in self._watched and self._session.is_watched(pid):
+            if self._is_known(pid):
                 return  # seen by the look through /proc
             self._bury([pid])
             self._take_up(pid, name_until or monotonic() + _PATIENCE_SECONDS)
@@ -156,6 +169,13 @@ class Fleet:
             self._fail(_reason_of(error), pid, str(error))
         except OSError as error:  # whatever a file system says that a container has mounted
             self._fail("attach_failed", pid, f"process {pid} can't be looked into: {error}")
+
+    def _is_known(self, pid: int) -> bool:
+        """Does it still run the program that it ran when it was found?"""
+        watched = self._watched.get(pid)
+        if watched is None:
+            return False
+        return self._session.is_watched(pid) if self._session.counts(pid) else watched.process.still_same()
 
     def _gone(self, pid: int) -> None:
         """There is no executable to look at: a kernel thread, or a process that has ended. If it has ended before it
@@ -206,7 +226,7 @@ class Fleet:
                 return False
             if labels not in self._selection:
                 return False
-        if not self._session.has_room:
+        if len(self._watched) >= self._most:
             raise AttachFailed(f"no room for process {process.pid} ({process.name}): see --max-targets")
         probed = self._attachments.probe(process, binary, plan, executable_fd)
         record = target.record_of(plan, process.load_bias())  # raises if it executes another program meanwhile
@@ -215,7 +235,10 @@ class Fleet:
             self._watched[process.pid] = watched = _Watched(process, probed, cgroup_text, membership, None)
             self._exits[process.pidfd.fileno()] = process.pid
             self._poll.register(process.pidfd.fileno(), select.EPOLLIN)
-            self._session.watch(process.pid, record, time_before=False)
+            if self._windows:
+                self._windows.add(watched)
+            elif probed.attachment:
+                self._session.watch(process.pid, record, time_before=False)
             self._name(watched, labels)
         self._events.info("watching", "watching a Go process", pid=process.pid, exe=process.exe, go=plan.go_version)
         return True
@@ -238,7 +261,7 @@ class Fleet:
             return
         watched.labels = labels
         self._unnamed.pop(watched.process.pid, None)
-        info = TargetInfo(watched.probed.plan.go_version, FULL_LEVEL, watched.probed.plan.symbols)
+        info = TargetInfo(watched.probed.plan.go_version, self._level, watched.probed.plan.symbols)
         self._accounts.open(labels, _owner(watched.membership), info)
 
     def _fail(self, reason: str, pid: int, message: str) -> None:
@@ -255,9 +278,13 @@ class Fleet:
         if not buried:
             return
         with self._lock:
-            snapshots = self._session.retire([watched.process.pid for watched in buried])
+            counted = [watched.process.pid for watched in buried if self._session.counts(watched.process.pid)]
+            snapshots = self._session.retire(counted) if counted else {}
             for watched in buried:
-                self._settle(watched, snapshots[watched.process.pid])
+                if watched.process.pid in snapshots:
+                    self._settle(watched, snapshots[watched.process.pid])
+                if self._windows:
+                    self._windows.remove(watched.process.pid)
                 del self._watched[watched.process.pid]
                 watched.probed.leave(watched.process.pid)
                 self._poll.unregister(watched.process.pidfd.fileno())
@@ -270,6 +297,14 @@ class Fleet:
             self._name(watched, self._labels(watched.process, watched.membership, patient=False))
         assert watched.labels  # they are there at once if one isn't patient
         self._accounts.pay_in(watched.labels, self._totals(watched, snapshot))
+
+    def _govern(self) -> None:
+        """Take in what was counted in windows that have ended, and open others."""
+        if self._windows:
+            with self._lock:
+                for pid, snapshot in self._windows.collect().items():
+                    self._settle(self._watched[pid], snapshot)
+                self._windows.open_some()
 
     def _retry_names(self) -> None:
         for pid, until in list(self._unnamed.items()):
@@ -304,7 +339,8 @@ class Fleet:
             for labels, account in self._accounts.for_scrape(living.keys()):
                 processes, totals = living.get(labels, []), account.totals
                 for watched in processes:
-                    totals = totals + self._totals(watched, snapshots[watched.process.pid])
+                    if watched.process.pid in snapshots:
+                        totals = totals + self._totals(watched, snapshots[watched.process.pid])
                 limits = [limit.cores for w in processes if (limit := w.membership.cpu_limit(quota_of))]
                 series.append(
                     Series(
@@ -317,7 +353,8 @@ class Fleet:
                         throttled_ns=account.refresh_throttling(_throttled_ns),
                     )
                 )
-            return NodeView(tuple(series), dict(self._failures), dict(self._lost))
+            windows = dict(self._governor.ends) if self._governor else {}
+            return NodeView(tuple(series), dict(self._failures), dict(self._lost), windows)
 
     def _totals(self, watched: _Watched, snapshot: Snapshot) -> SeriesTotals:
         plan = watched.probed.plan
@@ -333,6 +370,8 @@ class Fleet:
             run_queue=counts.run_queue,
             lost=counts.lost,
             overhead_ns=target.overhead_ns(plan, counts.hits, self._costs) or 0,
+            hits=sum(counts.hits),
+            seen_ns=snapshot.seen_ns,
         )
 
     def close(self) -> None:

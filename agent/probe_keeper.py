@@ -8,6 +8,9 @@ dies while it merely holds probes harms nothing: its files are closed when the s
 
 So a child makes the probes and holds them as well as this process does. When this process ends, however it ends, the
 child reads the end of their channel, closes them and exits. It is in a session of its own and hears no Ctrl-C.
+
+Probes of a window are held by the child alone, which takes them out when the window's time is over, or as soon as BPF
+says that a target has had as many hits as it may: however busy the session's process is.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,15 +27,19 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import monotonic_ns
 from typing import Any, Literal
 
 from schedtrace import uprobe_line, uprobe_multi, uprobe_pmu
+from schedtrace.ring_buffer import RingBuffer
 
 Way = Literal["link", "perf", "line"]
 """How a probe gets into the kernel: :mod:`uprobe_multi`, :mod:`uprobe_pmu`, :mod:`uprobe_line`."""
 
 _MESSAGE_BYTES = 1 << 17
 _CLOSERS = 256  # so many are closed at a time: each waits for a grace period of the kernel
+_HELD_BY_CHILD = -1
+_NICE = -20  # while it waits for a CPU, targets pay for windows that have ended
 
 
 @dataclass(frozen=True)
@@ -43,12 +51,22 @@ class Held:
     descriptor: int
 
 
+@dataclass(frozen=True)
+class KeptWindow:
+    """When the child takes probes out by itself: at ``until_ns`` (CLOCK_MONOTONIC), or when BPF reports the end of the
+    window ``number``."""
+
+    number: int
+    until_ns: int
+
+
 class ProbeKeeper:
     """The child. Close it, and all of its probes are out."""
 
     def __init__(self) -> None:
         """Start it. Raises OSError."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ends_heard = False
         with theirs:
             # -P: the folder it is started in is nowhere to import from
             self._process = subprocess.Popen(
@@ -60,22 +78,51 @@ class ProbeKeeper:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def hear_ends(self, ring_buffer_fd: int) -> None:
+        """Have it take out the probes of windows whose numbers (struct window_end) come out of that BPF ring buffer.
+        Raises OSError."""
+        if not self._ends_heard:
+            self._ask({"ends": True}, [ring_buffer_fd])
+            self._ends_heard = True
+
+    def windows(self) -> set[int]:
+        """Numbers of the windows whose probes are not all out yet. Raises OSError."""
+        return set(self._ask({"windows": True}, [])[0]["windows"])
+
+    def end_windows(self, numbers: Sequence[int]) -> None:
+        """Begin to take their probes out now. Raises OSError."""
+        self._ask({"end": list(numbers)}, [])
+
     def attach(
-        self, way: Way, program_fd: int, executable_fd: int, file_offsets: Sequence[int], pid: int
+        self,
+        way: Way,
+        program_fd: int,
+        executable_fd: int,
+        file_offsets: Sequence[int],
+        pid: int,
+        window: KeptWindow | None = None,
     ) -> list[Held]:
         """Run a program, loaded for that way, at instructions of the executable open at ``executable_fd``; with another
-        ``pid`` than :data:`uprobe_pmu.ANY_PROCESS` only in that process.
+        ``pid`` than :data:`uprobe_pmu.ANY_PROCESS` only in that process. With ``window``, the child alone holds them.
 
         Raises OSError; probes put in until then are taken out again.
         """
         held: list[Held] = []
         for offsets in [list(file_offsets)] if way == "link" else [[offset] for offset in file_offsets]:
-            answer, descriptors = self._ask(
-                {"way": way, "offsets": offsets, "pid": pid}, [program_fd, executable_fd]
-            )
+            question = {"way": way, "offsets": offsets, "pid": pid}
+            if window:
+                question |= {"window": window.number, "until_ns": window.until_ns}
+            answer, descriptors = self._ask(question, [program_fd, executable_fd])
             if answer["errno"]:
                 self.detach(held)
                 raise OSError(answer["errno"], os.strerror(answer["errno"]))
+            if window:
+                held.append(Held(answer["number"], _HELD_BY_CHILD))
+                continue
             if not descriptors:  # the kernel passes none on to a process at its limit
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             held.append(Held(answer["number"], descriptors[0]))
@@ -84,7 +131,8 @@ class ProbeKeeper:
     def detach(self, held: Sequence[Held]) -> None:
         """Take these probes out, and wait until they are."""
         for probes in held:
-            os.close(probes.descriptor)
+            if probes.descriptor != _HELD_BY_CHILD:
+                os.close(probes.descriptor)
         with suppress(OSError):  # a child that is gone has closed them
             self._ask({"close": [probes.number for probes in held]}, [])
 
@@ -102,18 +150,32 @@ class ProbeKeeper:
 
 
 @dataclass
+class _OpenWindow:
+    """``taking_out``: what does that, once the window has ended."""
+
+    until_ns: int
+    probes: list[int] = field(default_factory=list)
+    taking_out: threading.Thread | None = None
+
+
+@dataclass
 class _Child:
     """What the child does and has: probes by number, as descriptor and the name of their line, if any."""
 
     channel: socket.socket
     session_pid: int
     held: dict[int, tuple[int, str]] = field(default_factory=dict)
+    windows: dict[int, _OpenWindow] = field(default_factory=dict)
     made: int = 0
+    ends_fd: int = -1
+    ends: RingBuffer | None = None
 
     def serve(self) -> None:
         """Answer until the other end of the channel is closed, then take all probes out."""
         with suppress(ConnectionError):
             while True:
+                if not self._question_is_there():
+                    continue
                 message, descriptors, _, _ = socket.recv_fds(self.channel, _MESSAGE_BYTES, 2)
                 if not message:
                     break
@@ -121,9 +183,52 @@ class _Child:
                 if "close" in question:
                     self._take_out(question["close"])
                     self._answer({})
+                elif "windows" in question:
+                    self._forget_ended()
+                    self._answer({"windows": list(self.windows)})
+                elif "end" in question:
+                    self._end(question["end"])
+                    self._answer({})
+                elif "ends" in question:
+                    (self.ends_fd,) = descriptors
+                    self.ends = RingBuffer(self.ends_fd)
+                    self._answer({})
                 else:
                     self._put_in(question, *descriptors)
+        self._end(list(self.windows))
         self._take_out(list(self.held))
+        for window in self.windows.values():
+            if window.taking_out:
+                window.taking_out.join()
+
+    def _question_is_there(self) -> bool:
+        """Wait for one, and end windows meanwhile."""
+        open_until = [window.until_ns for window in self.windows.values() if not window.taking_out]
+        poll = select.poll()
+        poll.register(self.channel, select.POLLIN)
+        if self.ends:
+            poll.register(self.ends_fd, select.POLLIN)
+        left_ms = max(min(open_until) - monotonic_ns(), 0) / 1e6 if open_until else None
+        ready = {descriptor for descriptor, _ in poll.poll(left_ms)}
+        now_ns = monotonic_ns()
+        over = [number for number, window in self.windows.items() if window.until_ns <= now_ns]
+        if self.ends:
+            over += [int.from_bytes(record[:4], sys.byteorder) for record in self.ends.read()]
+        self._end(over)
+        return self.channel.fileno() in ready
+
+    def _end(self, numbers: Sequence[int]) -> None:
+        """Begin to take out the probes of windows. It waits for the kernel in a thread: others may end meanwhile."""
+        for number in numbers:
+            window = self.windows.get(number)
+            if window and not window.taking_out:
+                window.taking_out = threading.Thread(target=self._take_out, args=(window.probes,))
+                window.taking_out.start()
+
+    def _forget_ended(self) -> None:
+        for number, window in list(self.windows.items()):
+            if window.taking_out and not window.taking_out.is_alive():
+                del self.windows[number]
 
     def _put_in(self, question: dict[str, Any], program_fd: int, executable_fd: int) -> None:
         try:
@@ -133,7 +238,14 @@ class _Child:
             self._answer({"errno": error.errno or errno.EIO})
         else:
             self.held[self.made] = (probe, line)
-            self._answer({"errno": 0, "number": self.made}, probe)
+            if "window" in question:
+                window = self.windows.get(question["window"])
+                if not window or window.taking_out:
+                    self.windows[question["window"]] = window = _OpenWindow(question["until_ns"])
+                window.probes.append(self.made)
+                self._answer({"errno": 0, "number": self.made})
+            else:
+                self._answer({"errno": 0, "number": self.made}, probe)
         finally:
             os.close(program_fd)
             os.close(executable_fd)
@@ -151,7 +263,7 @@ class _Child:
         socket.send_fds(self.channel, [json.dumps(answer).encode()], descriptors)
 
     def _take_out(self, numbers: list[int]) -> None:
-        probes = [self.held.pop(number) for number in numbers]
+        probes = [self.held.pop(number) for number in numbers if number in self.held]
 
         def close_every(start: int) -> None:
             for descriptor, _ in probes[start::_CLOSERS]:
@@ -170,5 +282,7 @@ class _Child:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when the other end of the channel does
+    with suppress(OSError):  # it may not, without CAP_SYS_NICE
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     with socket.socket(fileno=int(sys.argv[1])) as ours:
         _Child(ours, os.getppid()).serve()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import clock_gettime_ns
 from types import TracebackType
 from typing import Self
 
@@ -38,6 +39,7 @@ _ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 _ELF64_ENTRY_OFFSET = 24
 _DELETED = " (deleted)"
 _LOOKS = 3
+_CPUCLOCK_SCHED = 2
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,13 @@ class Process:
         with self._reading():
             return read_stat(self.pid).cpu_seconds
 
+    def cpu_ns(self) -> int:
+        """CPU time of all threads that there have been, as the scheduler accounts it."""
+        try:
+            return clock_gettime_ns(cpu_clock(self.pid))
+        except OSError:
+            raise _gone(self.pid, self.name) from None
+
     def open_fd_count(self) -> int:
         """How many file descriptors are open."""
         folder = f"/proc/{self.pid}/fd"
@@ -261,6 +270,11 @@ def open_process(pid: int) -> Process:
 def running_pids() -> tuple[int, ...]:
     """All processes of this PID namespace, ascending. Raises OSError without /proc."""
     return _numbers_in("/proc")
+
+
+def cpu_clock(pid: int) -> int:
+    """The kernel's clock of another process's CPU time: MAKE_PROCESS_CPUCLOCK in include/linux/posix-timers.h."""
+    return (~pid << 3) | _CPUCLOCK_SCHED
 
 
 def in_initial_pid_namespace() -> bool:

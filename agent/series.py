@@ -40,6 +40,10 @@ class SeriesTotals:
     run_queue: Histogram = field(default_factory=Histogram)
     lost: Mapping[str, int] = field(default_factory=dict)
     overhead_ns: int = 0
+    hits: int = 0
+    """Of probes."""
+    seen_ns: int = 0
+    """How long processes were watched, added up over them: all else was counted in that time."""
 
     def __add__(self, other: SeriesTotals) -> SeriesTotals:
         return SeriesTotals(
@@ -50,6 +54,8 @@ class SeriesTotals:
             run_queue=self.run_queue + other.run_queue,
             lost=_add(self.lost, other.lost),
             overhead_ns=self.overhead_ns + other.overhead_ns,
+            hits=self.hits + other.hits,
+            seen_ns=self.seen_ns + other.seen_ns,
         )
 
 
@@ -88,6 +94,8 @@ class NodeView:
     """Processes that could not be watched, by reason (a word of a bounded set)."""
     lost: Mapping[str, int]
     """What the agent lost that belongs to no series, by reason."""
+    windows: Mapping[str, int] = field(default_factory=dict)
+    """How many windows the governor has ended, or could not open, by how."""
 
 
 def _add(a: Mapping[_Key, int], b: Mapping[_Key, int]) -> dict[_Key, int]:

@@ -27,7 +27,7 @@ from schedtrace import abi, tracefs, uprobe_multi, uprobe_pmu
 from schedtrace.bpf_text import FOLDER, OPTIONAL_PROGRAMS, source_text
 from schedtrace.errors import AttachFailed, NodeUnsupported
 from schedtrace.guards import explained, uninterrupted
-from schedtrace.probe_keeper import Held, ProbeKeeper, Way
+from schedtrace.probe_keeper import Held, KeptWindow, ProbeKeeper, Way
 from schedtrace.uprobe_pmu import ANY_PROCESS
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class ProbeSite:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the maps held at ``time_ns`` (CLOCK_MONOTONIC).
+    """What the maps held at ``time_ns`` (CLOCK_MONOTONIC), which is the window's end once that has passed, ``seen_ns``
+    after the counting began.
 
     ``stats``: numpy record of :class:`abi.TargetStats`, summed over CPUs (maxima are maxima).
     ``functions``: start_pc -> record of :class:`abi.Totals`, goroutines that have ended.
@@ -59,6 +60,7 @@ class Snapshot:
     functions: Mapping[int, Any]
     goroutines: Array
     foreign_hits: int
+    seen_ns: int = 0
 
 
 @dataclass
@@ -66,6 +68,19 @@ class Attachment:
     """Probes on one executable."""
 
     held: list[Held] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Probes on one executable until a time (CLOCK_MONOTONIC), after which nothing is counted; ``number``: in the map
+    of windows."""
+
+    number: int
+    until_ns: int
+
+
+_ENDLESS = 0
+"""The window of those that are counted until :meth:`Session.unwatch`."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +181,11 @@ class Session:
         self._compilation = compilation
         self._sizes = compilation.sizes
         self._targets: dict[int, int] = {}
+        self._watched: dict[int, tuple[int, int]] = {}  # PID -> window, since when in ns
         self._attachments: list[Attachment] = []
         self._programs: dict[tuple[str, bool], int] = {}
         self._free_slots = list(range(self._sizes.targets))[::-1]
+        self._free_windows = list(range(1, self._sizes.targets + 1))[::-1]
         self._foreign_before = 0
         self._foreign_after: int | None = None
         try:
@@ -184,6 +201,7 @@ class Session:
                 for program in programs:
                     self._program(program, multi=self._links_work)
             self._maps = MapReader(self._bpf, self._lib)
+            self._set_end(_ENDLESS, abi.NO_LIMIT)
         except BaseException:
             self.close()
             raise
@@ -208,6 +226,13 @@ class Session:
         """
         attachment = Attachment()
         self._attachments.append(attachment)
+        self._put_in(attachment, executable_fd, sites, pid, None)
+        return attachment
+
+    def _put_in(
+        self, attachment: Attachment, executable_fd: int, sites: Sequence[ProbeSite], pid: int, window: Window | None
+    ) -> None:
+        kept = KeptWindow(window.number, window.until_ns) if window else None
         way = self._way(pid)
         offsets: dict[str, list[int]] = {}
         for site in sites:
@@ -216,11 +241,12 @@ class Session:
             for program, file_offsets in offsets.items():
                 with explained(f"can't put probe {program} at offsets {file_offsets}", AttachFailed), uninterrupted():
                     program_fd = self._program(program, multi=way == "link")
-                    attachment.held += self._keeper.attach(way, program_fd, executable_fd, file_offsets, pid)
+                    attachment.held += self._keeper.attach(
+                        way, program_fd, executable_fd, file_offsets, pid, kept
+                    )
         except AttachFailed:
             self.detach([attachment])
             raise
-        return attachment
 
     def _way(self, pid: int) -> Way:
         """How probes get into the kernel here."""
@@ -236,29 +262,103 @@ class Session:
             with uninterrupted():
                 self._keeper.detach(held)
 
-    def watch(self, pid: int, target: abi.Target, *, time_before: bool = True) -> None:
-        """Begin to count process ``pid``, whose executable carries the probes. Sets the target's slot and start.
+    # Windows
+
+    def open_window(
+        self, executable_fd: int, sites: Sequence[ProbeSite], duration_ns: int, pid: int = ANY_PROCESS
+    ) -> Window:
+        """Like :meth:`attach`, for so long: then nothing is counted, and the probes are taken out, whatever this
+        process does. That happens sooner if a target in the window has had the hits it may. To be freed by
+        :meth:`free_window`.
+
+        Raises AttachFailed; probes put in until then are taken out again.
+        """
+        with explained("the child that holds the probes can't be told of storms", AttachFailed):
+            self._keeper.hear_ends(self._maps.descriptor("window_ends"))
+        window = Window(self._free_windows.pop(), monotonic_ns() + duration_ns)
+        self._set_end(window.number, window.until_ns)
+        try:
+            self._put_in(Attachment(), executable_fd, sites, pid, window)
+        except AttachFailed:
+            self.free_window(window)
+            raise
+        return window
+
+    def end_windows(self, windows: Sequence[Window]) -> None:
+        """Count nothing more in them, and begin to take their probes out."""
+        for window in windows:
+            self._set_end(window.number, min(monotonic_ns(), self.end_of(window)))
+        with explained("the probes of a window can't be taken out", AttachFailed):
+            self._keeper.end_windows([window.number for window in windows])
+
+    def end_of(self, window: Window) -> int:
+        """Until when it counts, or has counted: sooner than planned if a target has had the hits it may."""
+        return self._end(window.number)
+
+    def probed_windows(self) -> set[int]:
+        """Numbers of the windows whose probes are not all out yet."""
+        with explained("the child that holds the probes doesn't answer", AttachFailed):
+            return self._keeper.windows()
+
+    def free_window(self, window: Window) -> None:
+        """Others may have its number: its probes are out, and its targets retired."""
+        self._free_windows.append(window.number)
+
+    @property
+    def keeper_pid(self) -> int:
+        """The child that holds the probes: putting them in and taking them out is its CPU time."""
+        return self._keeper.pid
+
+    def _set_end(self, number: int, until_ns: int) -> None:
+        table = self._table("windows")
+        table[table.Key(number)] = table.Leaf(until_ns)
+
+    def _end(self, number: int) -> int:
+        table = self._table("windows")
+        return int(table[table.Key(number)].until_ns)
+
+    # Targets
+
+    def watch(
+        self,
+        pid: int,
+        target: abi.Target,
+        window: Window | None = None,
+        hits_limit: int = abi.NO_LIMIT,
+        *,
+        time_before: bool = True,
+    ) -> None:
+        """Begin to count process ``pid``, whose executable carries the probes; ``hits_limit`` ends its ``window``. Sets
+        the target's slot, window, limit and start.
 
         What state a goroutine is in shows at its first move. With ``time_before`` the time since now then counts for a
         goroutine that was waiting or runnable; a counter that is read again and again would jump by it.
         """
         table = self._table("targets")
         target.slot = self._free_slots.pop()
-        target.attached_ns = monotonic_ns() if time_before else 0
+        target.window = window.number if window else _ENDLESS
+        target.hits, target.hits_limit = 0, hits_limit
+        began_ns = monotonic_ns()
+        target.attached_ns = began_ns if time_before else 0
         self._targets[pid] = target.slot
+        self._watched[pid] = (target.window, began_ns)
         table[table.Key(pid)] = table.Leaf.from_buffer_copy(bytes(target))
         # Until now the target's own hits counted as those of a process nobody asked about.
         self._foreign_before, self._foreign_after = self._foreign_hits(), None
-        self._learn_threads(pid, target.slot)
+        self._learn_threads(pid, target.slot, target.window)
 
-    def _learn_threads(self, pid: int, slot: int) -> None:
+    def _learn_threads(self, pid: int, slot: int, window: int) -> None:
         """Threads made from now on are seen by task_newtask; those that exist are listed here."""
         table = self._table("threads")
         with suppress(OSError):
             for tid in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
                 key = table.Key(int(tid))
                 if key not in table:
-                    table[key] = table.Leaf(0, slot, 0)
+                    table[key] = table.Leaf(0, slot, window, 0)
+
+    def counts(self, pid: int) -> bool:
+        """Is there something to :meth:`retire`?"""
+        return pid in self._targets
 
     def is_watched(self, pid: int) -> bool:
         """Is ``pid`` being counted? Not before :meth:`watch` and after :meth:`unwatch`, and no longer as soon as it
@@ -303,7 +403,14 @@ class Session:
     def _snapshots(self, pids: Iterable[int], now_ns: int, keys: Array, values: Array) -> dict[int, Snapshot]:
         """Snapshots without functions, from all goroutines there are."""
         own, none = self._maps.grouped(values, keys["tgid"]), values[:0]
-        return {pid: Snapshot(now_ns, self._maps.stats(self._targets[pid]), {}, own.get(pid, none), 0) for pid in pids}
+        ends = {number: self._end(number) for number in {self._watched[pid][0] for pid in pids}}
+        found = {}
+        for pid in pids:
+            window, since_ns = self._watched[pid]
+            time_ns = max(min(now_ns, ends[window]), since_ns)
+            stats = self._maps.stats(self._targets[pid])
+            found[pid] = Snapshot(time_ns, stats, {}, own.get(pid, none), 0, time_ns - since_ns)
+        return found
 
     def retire(self, pids: Sequence[int]) -> dict[int, Snapshot]:
         """Count these processes no longer, and forget them, so that others can take their places: the last snapshot of
@@ -314,6 +421,8 @@ class Session:
         snapshots = self._snapshots(pids, now_ns, keys, values)
         self._maps.delete_of("goroutines", keys, keys["tgid"], pids)
         slots = [self._targets.pop(pid) for pid in pids]
+        for pid in pids:
+            del self._watched[pid]
         keys, _ = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._sizes.functions)
         self._maps.delete_of("functions", keys, keys["slot"], slots)
         for slot in slots:
@@ -322,9 +431,9 @@ class Session:
         return snapshots
 
     @property
-    def has_room(self) -> bool:
-        """Can one more process be watched?"""
-        return bool(self._free_slots)
+    def room(self) -> int:
+        """How many more processes can be watched."""
+        return len(self._free_slots)
 
     def executed(self, callback: Callable[[int], None], on_lost: Callable[[int], None]) -> Sequence[int]:
         """Have ``callback`` called with the PID of every process on the node that executes a program, from

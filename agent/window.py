@@ -23,6 +23,10 @@ STATES = {
 }
 """Go's numbers of goroutine states (runtime2.go) and their names."""
 
+PASSIVE_LEVEL = "passive"
+"""How a process is watched that gets no probes."""
+WINDOWS_LEVEL = "full_in_windows"
+"""How a process is watched that every goroutine is followed in, but only for a while now and then."""
 FULL_LEVEL = "full"
 """How a process is watched that every goroutine is followed in."""
 

@@ -58,11 +58,14 @@ class MeasuredAgent:
 
 
 @contextmanager
-def agent(folder: Path, arguments: Sequence[str | Path], *, first: Sequence[str] = ()) -> Iterator[MeasuredAgent]:
+def agent(
+    folder: Path, arguments: Sequence[str | Path], *, first: Sequence[str] = (), max_overhead: str = "none"
+) -> Iterator[MeasuredAgent]:
     """An agent that is ready, for as long as the block. ``arguments`` must say what it may watch; ``first``: what runs
-    it. Its log is in ``folder``."""
+    it. It sees everything unless ``max_overhead`` says otherwise. Its log is in ``folder``."""
     port, log = free_port(), folder / "agent.log"
-    command = [*first, sys.executable, "-m", "schedtrace", "agent", "--listen", f"127.0.0.1:{port}", *arguments]
+    command = [*first, sys.executable, "-m", "schedtrace", "agent", "--listen", f"127.0.0.1:{port}"]
+    command += ["--max-overhead", max_overhead, *map(str, arguments)]
     with log.open("wb") as file:
         start = time.monotonic()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=file, start_new_session=True)

@@ -45,10 +45,28 @@ static __always_inline struct target_stats *stats_of(__u32 slot)
 	return (struct target_stats *)stats.lookup(&slot);
 }
 
-/* Also finds out what is probed there. */
-static __always_inline void count_hit(struct hit *hit, __u64 address)
+/* Has the target had the hits it may have? Then the window ends with this one, for all that share its probes. The probes
+ * are still there then, and user space is told to take them out: what a program returns does not (see docs/internals.md). */
+static __always_inline void spend(struct hit *hit, struct window *window)
 {
+	struct target *target = hit->target;
+	struct window_end end = { .window = target->window };
+
+	add(&target->hits, HITS_BATCH);
+	if (target->hits < target->hits_limit || hit->now_ns >= window->until_ns)
+		return;
+	window->until_ns = hit->now_ns;
+	window_ends.ringbuf_output(&end, sizeof(end), 0);
+}
+
+/* Also finds out what is probed there. False if the window has ended. */
+static __always_inline int count_hit(struct hit *hit, __u64 address)
+{
+	struct window *window = windows.lookup(&hit->target->window);
 	__u32 i;
+
+	if (!window)
+		return 0;
 
 	for (i = 0; i < SITE_LIMIT - 1; i++)
 		if (hit->target->sites[i] == address || !hit->target->sites[i])
@@ -58,9 +76,12 @@ static __always_inline void count_hit(struct hit *hit, __u64 address)
 	i &= SITE_LIMIT - 1;
 	add(&hit->stats->hits[i], 1);
 	hit->kind = hit->target->kinds[i];
+	if (!(hit->stats->hits[i] % HITS_BATCH))
+		spend(hit, window);
+	return hit->now_ns < window->until_ns;
 }
 
-/* False if the process is not a target. `address`: where the probe was hit. */
+/* False if the process is not a target, or no longer. `address`: where the probe was hit. */
 static __always_inline int begin(struct hit *hit, __u64 address)
 {
 	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
@@ -83,7 +104,8 @@ static __always_inline int begin(struct hit *hit, __u64 address)
 	hit->stats = s;
 	hit->now_ns = bpf_ktime_get_ns();
 	hit->tgid = tgid;
-	count_hit(hit, address);
+	if (!count_hit(hit, address))
+		return 0;
 	cgroup_id = bpf_get_current_cgroup_id();
 	if (s->cgroup_id != cgroup_id)
 		s->cgroup_id = cgroup_id;

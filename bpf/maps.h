@@ -17,6 +17,8 @@ BPF_HASH(goroutines, struct goroutine_key, struct goroutine, MAX_GOROUTINES);
 BPF_HASH(functions, struct function_key, struct totals, MAX_FUNCTIONS);
 BPF_HASH(threads, __u32, struct thread, MAX_THREADS);
 BPF_PERCPU_ARRAY(stats, struct target_stats_bytes, MAX_TARGETS);
+BPF_ARRAY(windows, struct window, MAX_TARGETS + 1);
+BPF_RINGBUF_OUTPUT(window_ends, 1);
 /* Probes sit on an executable, not on a process: hits by processes nobody asked about are paid for all the same. */
 BPF_PERCPU_ARRAY(foreign_hits, __u64, 1);
 

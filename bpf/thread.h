@@ -45,9 +45,20 @@ TRACEPOINT_PROBE(sched, sched_wakeup_new)
 	return 0;
 }
 
-static __always_inline void lost_wait(struct thread *t, __u32 reason)
+/* Where to count what a thread does; 0 if its window has ended. */
+static __always_inline struct target_stats *stats_of_thread(struct thread *t, __u64 now)
 {
-	struct target_stats *s = stats_of(t->slot);
+	__u32 i = t->window;
+	struct window *window = windows.lookup(&i);
+
+	if (!window || now >= window->until_ns)
+		return 0;
+	return stats_of(t->slot);
+}
+
+static __always_inline void lost_wait(struct thread *t, __u64 now, __u32 reason)
+{
+	struct target_stats *s = stats_of_thread(t, now);
 
 	if (s)
 		lost(s, reason);
@@ -61,16 +72,16 @@ TRACEPOINT_PROBE(sched, sched_switch)
 
 	if (t) {
 		if (t->on_cpu == THREAD_OFF && t->runnable_since_ns)
-			lost_wait(t, LOST_SWITCH_UNSEEN); /* it waited, and its switch in was not seen */
+			lost_wait(t, now, LOST_SWITCH_UNSEEN); /* it waited, and its switch in was not seen */
 		t->on_cpu = THREAD_OFF;
 		t->runnable_since_ns = (args->prev_state & PREV_STATE_MASK) ? 0 : now;
 	}
 	t = threads.lookup(&next);
 	if (t) {
-		struct target_stats *s = stats_of(t->slot);
+		struct target_stats *s = stats_of_thread(t, now);
 
 		if (!t->runnable_since_ns)
-			lost_wait(t, t->on_cpu == THREAD_UNKNOWN ? LOST_BEGAN_BEFORE : LOST_SWITCH_UNSEEN);
+			lost_wait(t, now, t->on_cpu == THREAD_UNKNOWN ? LOST_BEGAN_BEFORE : LOST_SWITCH_UNSEEN);
 		else if (s && now >= t->runnable_since_ns)
 			record(&s->run_queue, now - t->runnable_since_ns);
 		t->on_cpu = THREAD_ON;
@@ -90,7 +101,7 @@ TRACEPOINT_PROBE(task, task_newtask)
 	target = targets.lookup(&tgid);
 	if (!target)
 		return 0;
-	struct thread fresh = { .slot = target->slot, .on_cpu = THREAD_OFF };
+	struct thread fresh = { .slot = target->slot, .window = target->window, .on_cpu = THREAD_OFF };
 
 	if (threads.update(&tid, &fresh)) {
 		s = stats_of(target->slot);

@@ -84,6 +84,8 @@ enum lost_reason {
 #define REASON_UNKNOWN 63    /* not read: the layout is not known, or the read failed */
 #define OFFSET_UNKNOWN 0xffff
 #define SITE_LIMIT 32        /* probes of one target, and a last place that stays empty, for addresses not known */
+#define HITS_BATCH 16        /* see target.hits: a limit is overshot by at most so many a CPU and site, less one */
+#define NO_LIMIT 0xffffffffffffffffULL
 #define INJECT_LIMIT 256     /* what netpoll can hand over at once: 128 events, of which each may wake two */
 
 struct histogram {
@@ -95,10 +97,13 @@ struct histogram {
 /* targets[tgid]: filter, struct layout and identity in one lookup. */
 struct target {
 	__u64 attached_ns;           /* CLOCK_MONOTONIC; start of the window; 0: no time before a first move counts */
+	__u64 hits;                  /* of its probes: only every HITS_BATCH-th of a site on a CPU looks, and adds so many */
+	__u64 hits_limit;            /* that many hits end the window; NO_LIMIT */
 	__u64 running_reasons;       /* bit r: waiting for reason r in fact runs on the system stack */
 	__u64 sites[SITE_LIMIT];     /* run-time addresses of its probes, the hottest first; 0 ends the list */
 	__u8 kinds[SITE_LIMIT];      /* enum probe_kind of each of sites */
 	__u32 slot;                  /* index into stats */
+	__u32 window;                /* index into windows */
 	__u16 g_waitreason;          /* byte offsets in runtime.g, or OFFSET_UNKNOWN */
 	__u16 g_preempt;
 	__u16 g_schedlink;
@@ -108,7 +113,7 @@ struct target {
 	__u16 g_coroexit;
 	__u16 coro_gp;
 	__u8 coroutine_reason;       /* number of the wait reason "coroutine" */
-	__u8 padding[3];
+	__u8 padding[7];
 	__u8 cause_of_reason[REASON_COUNT]; /* wait reason -> enum wake_cause */
 };
 
@@ -175,11 +180,23 @@ struct process_event {
 	__u32 padding;
 };
 
+/* windows[i]: until when targets are counted that share probes. The first never ends. */
+struct window {
+	__u64 until_ns;              /* CLOCK_MONOTONIC; brought forward to now by a target that reaches its hits_limit */
+};
+
+/* Sent when a target has brought a window's end forward: its probes are to come out now. */
+struct window_end {
+	__u32 window;
+	__u32 padding;
+};
+
 /* threads[tid] of targets. */
 struct thread {
 	__u64 runnable_since_ns;     /* 0: running, or blocked */
 	__u32 slot;
-	__u32 on_cpu;                /* 0: not known yet; else enum on_cpu of thread.h */
+	__u16 window;
+	__u16 on_cpu;                /* 0: not known yet; else enum on_cpu of thread.h */
 };
 
 #endif

@@ -187,13 +187,17 @@ def agent(
     command: Sequence[str] = COMMAND,
     prefix: Sequence[str] = (),
     await_ready: bool = True,
+    max_overhead: str = "none",
 ) -> Iterator[Agent]:
-    """An agent for as long as the block."""
+    """An agent for as long as the block. It sees everything unless ``max_overhead`` says otherwise."""
     address = f"127.0.0.1:{free_port()}"
     errors = folder / f"agent-{time.monotonic_ns()}.log"
     with errors.open("wb") as file:
         process = subprocess.Popen(
-            [*prefix, *command, "agent", "--listen", address, *map(str, arguments)],
+            [
+                *(*prefix, *command, "agent", "--listen", address),
+                *("--max-overhead", max_overhead, *map(str, arguments)),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

@@ -74,7 +74,7 @@ def shipped(manifest: dict[str, Any], image: str, kubelet: Kubelet) -> Container
     return ContainerSpec(
         "schedtrace",
         image,
-        (*container["args"], f"--select={NAMESPACE}"),
+        (*container["args"], f"--select={NAMESPACE}", "--max-overhead=none"),
         cpu_cores=float(limits["cpu"]),
         memory_bytes=int(limits["memory"].removesuffix("Mi")) << 20,
         talks=False,

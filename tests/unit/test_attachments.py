@@ -54,7 +54,7 @@ class _Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     clock = _Clock()
     monkeypatch.setattr(attachments, "monotonic", clock)
-    monkeypatch.setattr(attachments, "_has_breakpoint", lambda process, _plan: process.pid >= 10)
+    monkeypatch.setattr(attachments, "has_breakpoint", lambda process, _plan: process.pid >= 10)
     return clock
 
 

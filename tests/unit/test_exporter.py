@@ -157,6 +157,9 @@ def test_every_name_kind_and_label() -> None:
         "schedtrace_open_fds": "gauge",
         "schedtrace_target_info": "gauge",
         "schedtrace_overhead_seconds_total": "counter",
+        "schedtrace_seen_seconds_total": "counter",
+        "schedtrace_probe_hits_total": "counter",
+        "schedtrace_governor_windows_total": "counter",
         "schedtrace_lost_total": "counter",
         "schedtrace_attach_failures_total": "counter",
         "schedtrace_series_left_out_total": "counter",
@@ -250,7 +253,7 @@ def pods_of(collector: Exporter) -> list[str]:
 
 def test_whole_sets_of_labels_are_left_out_and_counted() -> None:
     each = per_series()
-    assert each == 27 * 4 + 2 + 2 + 2 + 2 + 1 + 1 + 1
+    assert each == 27 * 4 + 2 + 2 + 2 + 2 + 1 + 1 + 1 + 2
     pods = tuple(series(Labels("n", f"p{i}", "c", "x")) for i in (4, 2, 0, 3, 1))
     limited = exporter(*pods, max_series=3 * each + each - 1)
     assert pods_of(limited) == ["p0", "p1", "p2"]

@@ -28,6 +28,7 @@ def bpf_slot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], int]:
     folder = tmp_path_factory.mktemp("slot")
     (folder / "slot.c").write_text(
         "#define BPF_HASH(...)\n#define BPF_PERCPU_ARRAY(...)\n"
+        "#define BPF_ARRAY(...)\n#define BPF_RINGBUF_OUTPUT(...)\n"
         '#include "maps.h"\n'
         "unsigned slot(unsigned long long ns) { return histogram_slot(ns); }\n"
     )

@@ -1,0 +1,208 @@
+"""Windows end by themselves, and at once when a target hits its probes too often; what they counted fits together."""
+
+import ctypes
+import os
+import shutil
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schedtrace import join, target, uprobe_multi
+from schedtrace.calibrate import CodePage
+from schedtrace.join import Counts
+from schedtrace.plan import ProbePlan, make_plan
+from schedtrace.procfs import open_process
+from schedtrace.session import Compilation, Session, Sizes, Snapshot, Window
+from tests.target_text import BREAKPOINTS, TargetText
+from tests.workload import Workload, binary
+
+SECOND = 1_000_000_000
+ENDLESS = 10**9  # round trips
+LIMIT = 2_000  # hits
+STORM_NS = 50_000_000
+"""What a storm may cost the target before its window is closed."""
+AFTER_SECONDS = 5.0
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of its own inode, which nobody else puts probes on."""
+    return Path(shutil.copy(binary("pingpong"), tmp_path_factory.mktemp("program")))
+
+
+@pytest.fixture(scope="module")
+def plan(program: Path) -> ProbePlan:
+    return make_plan(str(program))
+
+
+@pytest.fixture(scope="module")
+def session(plan: ProbePlan) -> Iterator[Session]:
+    with Session(Compilation(Sizes(targets=4)), target.programs_of(plan)) as session:
+        yield session
+
+
+def open_window(
+    session: Session, plan: ProbePlan, duration_ns: int, workloads: dict[Workload, int], confined: bool = False
+) -> Window:
+    """A window in which workloads are counted, each up to so many hits."""
+    first = next(iter(workloads))
+    with open_process(first.pid) as process:
+        executable_fd = process.open_executable()
+    pid = (first.pid,) if confined else ()
+    try:
+        window = session.open_window(executable_fd, target.sites_of(plan), duration_ns, *pid)
+    finally:
+        os.close(executable_fd)
+    for workload, limit in workloads.items():
+        with open_process(workload.pid) as process:
+            session.watch(workload.pid, target.record_of(plan, process.load_bias()), window, limit)
+    return window
+
+
+def closed(session: Session, window: Window) -> None:
+    """Wait until its probes are out."""
+    deadline = time.monotonic() + AFTER_SECONDS
+    while window.number in session.probed_windows():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def counts(plan: ProbePlan, snapshot: Snapshot) -> Counts:
+    return join.counts(snapshot, target.reasons_of(plan), None)
+
+
+def check(counted: Counts, goroutines: int) -> None:
+    """What goes into a state comes out of it, but for what was under way at the window's ends."""
+    moves = counted.transitions
+    entered = {state: sum(n for (_, to), n in moves.items() if to == state) for state in ("runnable", "waiting")}
+    left = {state: sum(n for (since, _), n in moves.items() if since == state) for state in ("runnable", "waiting")}
+    for state in entered:
+        assert abs(entered[state] - left[state]) <= goroutines, (state, moves)
+    runs = moves["runnable", "running"]
+    began_before = counted.lost.get("interval_began_before_window", 0)
+    assert 0 <= runs - sum(histogram.count for histogram in counted.sched_latency.values()) <= began_before
+    assert counted.lost.get("inconsistent_state", 0) == 0
+
+
+def test_ends_by_itself(session: Session, plan: ProbePlan, program: Path) -> None:
+    with Workload(program, "-n", ENDLESS) as load:
+        text = TargetText.of(load.pid, program)
+        load.go()
+        for confined in (False, True):
+            window = open_window(session, plan, SECOND // 5, {load: 10**9}, confined=confined)
+            assert text.breakpoints()
+            closed(session, window)
+            assert text.differences() == {}
+            assert session.end_of(window) == window.until_ns
+            counted = session.retire([load.pid])[load.pid]
+            assert 0.1 * SECOND < counted.seen_ns <= 0.2 * SECOND
+            assert counted.time_ns == window.until_ns
+            check(counts(plan, counted), len(counted.goroutines))
+            time.sleep(0.2)
+            assert session._foreign_hits() == session._foreign_before  # nobody hits anything any more
+            session.free_window(window)
+            assert session.room == 4
+
+
+def test_nothing_is_left_of_a_window_in_the_next(session: Session, plan: ProbePlan, program: Path) -> None:
+    """An interval from one into the other would be one of a second."""
+    with Workload(program, "-n", ENDLESS) as load:
+        load.go()
+        for _ in range(2):
+            window = open_window(session, plan, SECOND // 20, {load: 10**9})
+            closed(session, window)
+            snapshot = session.retire([load.pid])[load.pid]
+            session.free_window(window)
+            counted = counts(plan, snapshot)
+            assert all(histogram.max_ns <= snapshot.seen_ns for histogram in counted.wait.values())
+            running = [time.time_ns for time in counted.states if time.state == "running"]
+            assert 0 < sum(running) <= 2 * snapshot.seen_ns
+            assert not len(session._goroutines()[0])
+            time.sleep(0.5)
+
+
+def test_storm(session: Session, plan: ProbePlan, program: Path) -> None:
+    """From idle to as many transitions as there can be, on all CPUs."""
+    costs = target.measure_costs(session, plan.mode, (True, False))
+    with Workload(program, "-n", ENDLESS, "-procs", os.cpu_count()) as load:
+        text = TargetText.of(load.pid, program)
+        window = open_window(session, plan, 20 * SECOND, {load: LIMIT})
+        time.sleep(0.3)
+        load.go()
+        closed(session, window)
+        assert text.differences() == {}
+        snapshot = session.retire([load.pid])[load.pid]
+        assert session.end_of(window) < window.until_ns
+        assert snapshot.time_ns == session.end_of(window)
+        session.free_window(window)
+    counted = counts(plan, snapshot)
+    check(counted, len(snapshot.goroutines))
+    overshoot = 15 * (os.cpu_count() or 1) * sum(n > 0 for n in counted.hits)
+    assert LIMIT - overshoot <= sum(counted.transitions.values()) <= LIMIT + overshoot
+    cost_ns = target.overhead_ns(plan, counted.hits, costs)
+    assert cost_ns
+    assert cost_ns <= STORM_NS
+
+
+def test_storm_while_nobody_looks(session: Session, plan: ProbePlan, program: Path) -> None:
+    """This process stands still meanwhile, as one whose interpreter is busy: the child takes the probes out."""
+    with Workload(program, "-n", ENDLESS) as load:
+        text = TargetText.of(load.pid, program)
+        window = open_window(session, plan, 20 * SECOND, {load: LIMIT})
+        load.go()
+        time.sleep(1)
+        assert text.differences() == {}
+        closed(session, window)
+        session.retire([load.pid])
+        session.free_window(window)
+
+
+def test_one_storm_ends_the_window_for_all(session: Session, plan: ProbePlan, program: Path) -> None:
+    with Workload(program, "-n", ENDLESS) as calm, Workload(program, "-n", ENDLESS) as wild:
+        window = open_window(session, plan, 20 * SECOND, {calm: 10**9, wild: LIMIT})
+        time.sleep(0.2)
+        wild.go()
+        closed(session, window)
+        snapshots = session.retire([calm.pid, wild.pid])
+        assert snapshots[calm.pid].time_ns == snapshots[wild.pid].time_ns < window.until_ns
+        for load in (calm, wild):
+            assert TargetText.of(load.pid, program).differences() == {}
+        session.free_window(window)
+
+
+def test_window_is_ended_by_us(session: Session, plan: ProbePlan, program: Path) -> None:
+    with Workload(program, "-n", ENDLESS) as load:
+        load.go()
+        window = open_window(session, plan, 20 * SECOND, {load: 10**9})
+        time.sleep(0.1)
+        session.end_windows([window])
+        closed(session, window)
+        snapshot = session.retire([load.pid])[load.pid]
+        session.free_window(window)
+        assert 0.05 * SECOND < snapshot.seen_ns < 2 * SECOND
+        assert TargetText.of(load.pid, program).differences() == {}
+
+
+def test_window_ends_with_its_session(plan: ProbePlan, program: Path) -> None:
+    with Workload(program, "-n", ENDLESS) as load:
+        with Session(Compilation(Sizes(targets=4)), target.programs_of(plan)) as session:
+            open_window(session, plan, 20 * SECOND, {load: 10**9})
+            assert TargetText.of(load.pid, program).breakpoints()
+        assert TargetText.of(load.pid, program).differences() == {}
+
+
+def test_what_a_program_returns_takes_no_breakpoint_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why a storm needs the child: on kernels before 6.13 a link's program could return 1 (UPROBE_HANDLER_REMOVE)."""
+    monkeypatch.setattr(uprobe_multi, "_RETURN_ZERO", struct.pack("<QQ", 0x1_0000_00B7, 0x95))
+    size = len(BREAKPOINTS[os.uname().machine])
+    with CodePage() as page:
+        program = uprobe_multi._load_empty_program()
+        link = uprobe_multi.attach(program, f"/proc/self/fd/{page.fd}", page.emulated[:1])
+        page.pass_sites(10)
+        text = ctypes.string_at(page._address + page.emulated[0], size)
+        os.close(link)
+        os.close(program)
+    assert text == BREAKPOINTS[os.uname().machine]

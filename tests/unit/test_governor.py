@@ -1,0 +1,228 @@
+"""The governor, with a made-up clock: what it lets windows cost, when, and for whom."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from schedtrace.governor import MS, SECOND, Governor, Opening, Policy
+
+OPENING_NS = 5 * MS
+HIT_NS = 1_000
+POLICY = Policy(0.01)
+
+
+@dataclass
+class _Process:
+    """Uses ``cores`` and hits probes ``hits`` times a second."""
+
+    cores: float
+    hits: float
+    cpu_ns: float = 0.0
+    cost_ns: float = 0.0
+    seen_ns: int = 0
+
+
+@dataclass
+class _Node:
+    """A node whose groups are considered once a second; hits end a window that has a limit, late by ``late_hits``."""
+
+    groups: dict[str, dict[str, _Process]]
+    governor: Governor = field(default_factory=lambda: Governor(POLICY))
+    now_ns: int = 0
+    late_hits: int = 0
+    open: dict[str, tuple[Opening, int]] = field(default_factory=dict)
+    openings: list[tuple[int, Opening]] = field(default_factory=list)
+    most_open: int = 0
+
+    def start(self) -> None:
+        for processes in self.groups.values():
+            for name, process in processes.items():
+                self.governor.add(name, self.now_ns, int(process.cpu_ns), HIT_NS)
+
+    def run(self, seconds: int, each_second: Callable[[int], None] = lambda _second: None) -> None:
+        for second in range(seconds):
+            each_second(second)
+            self.now_ns += SECOND
+            for group, processes in self.groups.items():
+                for name, process in processes.items():
+                    process.cpu_ns += process.cores * SECOND
+                    self.governor.earn(name, self.now_ns, int(process.cpu_ns))
+                if group in self.open and self.now_ns >= self.open[group][1]:
+                    self._end(group)
+            waiting = {group: list(processes) for group, processes in self.groups.items() if group not in self.open}
+            for opening in self.governor.choose(waiting, self.now_ns, len(self.open), len(self.groups)):
+                self._begin(opening)
+            self.most_open = max(self.most_open, len(self.open))
+
+    def _begin(self, opening: Opening) -> None:
+        """What will happen in a window is known at once: rates don't change in it."""
+        group = str(opening.group)
+        seconds = opening.duration_ns / SECOND
+        for name, process in self.groups[group].items():
+            if process.hits:
+                seconds = min(seconds, (opening.hits_limits[name] + self.late_hits) / process.hits)
+        self.open[group] = opening, self.now_ns + int(seconds * SECOND)
+        self.openings.append((self.now_ns, opening))
+
+    def _end(self, group: str) -> None:
+        opening, end_ns = self.open.pop(group)
+        seen_ns = end_ns - max(at for at, each in self.openings if each is opening)
+        for name, process in self.groups[group].items():
+            hits_ns = process.hits * seen_ns / SECOND * HIT_NS
+            self.governor.charge(name, seen_ns, hits_ns)
+            process.cost_ns += hits_ns
+            process.seen_ns += seen_ns
+        complete = seen_ns >= opening.duration_ns
+        names = list(self.groups[group])
+        held = {name: self.governor.tokens_ns(name) for name in names}
+        self.governor.ended(group, "complete" if complete else "budget", self.now_ns, OPENING_NS, names)
+        for name, process in self.groups[group].items():
+            process.cost_ns += held[name] - self.governor.tokens_ns(name)
+
+
+def _alone(process: _Process) -> _Node:
+    node = _Node({"group": {"process": process}})
+    node.start()
+    return node
+
+
+@pytest.mark.parametrize("cores", [0.1, 1, 2, 64])
+@pytest.mark.parametrize("hits", [1_000, 100_000, 1_000_000])
+def test_the_budget_holds(cores: float, hits: float) -> None:
+    process = _Process(cores, hits * cores)
+    _alone(process).run(600)
+    floor_ns = POLICY.floor_ns_per_second * 600
+    assert process.cost_ns <= POLICY.fraction * process.cpu_ns + floor_ns
+    assert process.seen_ns > 0
+
+
+def test_the_budget_is_used() -> None:
+    process = _Process(1, 400_000)
+    _alone(process).run(600)
+    assert process.cost_ns > 0.6 * POLICY.fraction * process.cpu_ns
+    assert process.seen_ns > 0.01 * 600 * SECOND
+
+
+def test_who_hits_probes_seldom_is_watched_nearly_always() -> None:
+    process = _Process(0.5, 100)
+    _alone(process).run(1200)
+    assert process.seen_ns > 0.9 * 1200 * SECOND
+
+
+def test_idle_processes_are_seen_for_next_to_nothing() -> None:
+    process = _Process(0, 5)
+    _alone(process).run(3600)
+    assert process.seen_ns > 0.1 * 3600 * SECOND
+    assert process.cost_ns <= POLICY.floor_ns_per_second * 3600 + OPENING_NS
+
+
+def test_the_first_window_of_a_process_is_short() -> None:
+    node = _alone(_Process(1, 500_000, cpu_ns=1000 * SECOND))
+    node.run(1)
+    ((_, opening),) = node.openings
+    assert opening.duration_ns == POLICY.first_ns
+    # what it has used before it was found pays for it at once, but doesn't make it dear
+    assert opening.hits_limits["process"] * HIT_NS == POLICY.storm_ns
+
+
+def test_a_storm_is_bounded_and_its_debt_is_paid() -> None:
+    process = _Process(0.001, 1)
+    node = _alone(process)
+    node.late_hits = 30_000
+    node.run(1800)
+    while node.open:
+        node.run(1)
+    before = process.cost_ns
+    process.cores, process.hits = 0.05, 1_000_000
+    while not node.open:  # as if it had been idle until then
+        node.run(1)
+    limits = [opening.hits_limits["process"] for _, opening in node.openings]
+    assert max(limits) * HIT_NS <= POLICY.storm_ns * 1.5
+    node.run(3600)
+    assert node.governor.ends["budget"] >= 1
+    floor_ns = POLICY.floor_ns_per_second * 3600
+    allowed = POLICY.fraction * process.cpu_ns + floor_ns + (30_000 + max(limits)) * HIT_NS
+    assert process.cost_ns - before <= allowed
+
+
+def test_windows_are_spread() -> None:
+    node = _Node({f"group {i}": {f"process {i}": _Process(0.2, 50, cpu_ns=100 * SECOND)} for i in range(40)})
+    node.start()
+    begun: list[int] = []
+    node.run(120, lambda _second: begun.append(len(node.openings)))
+    assert max(b - a for a, b in pairwise(begun)) <= POLICY.open_at_once
+    assert node.most_open <= 10
+    assert {str(opening.group) for _, opening in node.openings} == set(node.groups)
+
+
+def test_a_group_is_only_watched_if_all_can_pay() -> None:
+    poor, rich = _Process(0.01, 100_000), _Process(1, 1_000)
+    node = _Node({"group": {"poor": poor, "rich": rich}})
+    node.start()
+    node.run(1800)
+    for process in (poor, rich):
+        assert 0 < process.cost_ns <= POLICY.fraction * process.cpu_ns + POLICY.floor_ns_per_second * 1800
+    assert poor.seen_ns == rich.seen_ns
+
+
+def test_an_idle_process_keeps_nobody_from_being_watched() -> None:
+    """Who has more pays more of what it takes to open a window."""
+    idle, busy = _Process(0, 5), _Process(1, 400_000)
+    node = _Node({"group": {"idle": idle, "busy": busy}})
+    node.start()
+    node.run(600)
+    assert idle.cost_ns <= POLICY.floor_ns_per_second * 600
+    assert busy.cost_ns > 0.5 * POLICY.fraction * busy.cpu_ns
+
+
+def test_a_process_that_joins_may_cost_no_more_than_a_storm() -> None:
+    governor = Governor(POLICY)
+    governor.add("young", 0, 0, HIT_NS)
+    assert governor.join("young") * HIT_NS == POLICY.storm_ns
+
+
+def test_a_target_that_costs_too_much_is_said_to_starve_once() -> None:
+    process = _Process(0.0001, 1_000_000, cpu_ns=10 * SECOND)
+    node = _alone(process)
+    node.run(3 * 600)
+    assert node.governor.ends["no_budget"] == 1
+
+
+def test_a_window_that_could_not_be_opened_is_tried_again_later() -> None:
+    governor = Governor(POLICY)
+    governor.add("process", 0, 100 * SECOND, HIT_NS)
+    assert len(governor.choose({"group": ["process"]}, 0, 0, 1)) == 1
+    governor.postpone("group", 0)
+    assert not governor.choose({"group": ["process"]}, POLICY.postponed_ns - 1, 0, 1)
+    assert len(governor.choose({"group": ["process"]}, POLICY.postponed_ns, 0, 1)) == 1
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    governor = Governor(POLICY)
+    governor.add("process", 0, 100 * SECOND, HIT_NS)
+    governor.choose({"group": ["process"]}, 0, 0, 1)
+    governor.remove("process")
+    governor.keep_groups([])
+    assert not governor._accounts
+    assert not governor._turns
+    governor.charge("process", SECOND, 1.0)  # its last window was still to be charged
+    assert not governor.choose({"group": ["process"]}, 0, 0, 1)
+
+
+def test_random_loads_keep_within_the_budget() -> None:
+    generator = random.Random(4)
+    process = _Process(1, 1000)
+    node = _alone(process)
+
+    def change(_second: int) -> None:
+        if node.open:
+            return
+        process.cores = generator.choice([0, 0.01, 0.5, 2])
+        process.hits = process.cores * generator.choice([100, 10_000, 500_000])
+
+    node.run(3600, change)
+    allowed = POLICY.fraction * process.cpu_ns + POLICY.floor_ns_per_second * 3600
+    assert 0 < process.cost_ns <= allowed
