@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from schedtrace.errors import NodeUnsupported, NotTraceable, PermissionDenied
+from schedtrace.errors import NodeUnsupported, NotTraceable, PermissionDenied, SchedtraceError
 from schedtrace.heap_goal import heap_goal_bytes
 from schedtrace.process_memory import Places, unsafe_places
 from schedtrace.procfs import Process
@@ -28,10 +28,15 @@ _MOST_GOROUTINES = 1 << 30
 _RUN_QUEUE = 256  # room in a P's own queue
 _LARGEST_COUNT = 1 << 56
 _STATES = ("idle", "running", "syscall", "gcstop")  # of a P; "dead" ones are not in allp
+_GOROUTINE_STATES = range(12)
+_SCAN = 0x1000  # a bit that is set while a goroutine's stack is scanned
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.002
-# Scalars in schedt, in one range: name here -> (field, bytes). The last two depend on the version.
-_SCHED_FIELDS = ("schedt.nmidle", "schedt.mnext", "schedt.nmfreed", "schedt.ngsys", "schedt.npidle")
+_ENDING_SECONDS = 0.1
+# Numbers in schedt; those of the queue and of unused goroutines have names that depend on the version.
+_SCHED_FIELDS = (
+    *("schedt.nmidle", "schedt.mnext", "schedt.maxmcount", "schedt.nmfreed", "schedt.ngsys", "schedt.npidle"),
+)
 _GLOBAL_QUEUE = ("schedt.runq.size", "schedt.runqsize")
 _FREE = (("schedt.gFree.n",), ("schedt.gFree.stack.size", "schedt.gFree.noStack.size"))
 
@@ -121,21 +126,31 @@ class PassiveReader:
             except _InconsistentError as error:
                 self._places, reason = None, str(error)
                 continue
+            except SchedtraceError:
+                if self._ends():
+                    return None
+                raise
             except OSError as error:
                 self._places = None
-                if self._process.exited() or error.errno == errno.ESRCH:
+                if error.errno == errno.ESRCH:  # its memory is gone, and so will it be
                     return None
                 reason = self._failure(error)
                 continue
             if self._process.exited():
                 return None
             if not self._process.still_same():
+                if self._ends():
+                    return None
                 raise NotTraceable(f"{self._who()} has executed another program")
             self._last = state
             return state
-        if self._process.exited():
+        if self._ends():
             return None
         raise NotTraceable(f"{self._who()}: its memory is not that of a {self._plan.go_version} runtime: {reason}")
+
+    def _ends(self) -> bool:
+        """Whether the process has exited, or is about to: its memory goes first."""
+        return self._process.wait(_ENDING_SECONDS)
 
     def _who(self) -> str:
         return f"process {self._process.pid} ({self._process.name})"
@@ -188,9 +203,25 @@ class PassiveReader:
         )
         ranges = [(p + offset, size) for p in processors for offset, size in fields]
         self._check_mapped(ranges)
+        self._check_goroutines(at["allgs"])
         self._names = (*self._sizes(), "array")
         self._places = Places([*globals_, array, *ranges])
         self._processors, self._slice = processors, (address, length, capacity)
+
+    def _check_goroutines(self, allgs: int) -> None:
+        """Whether the first and the last of all goroutines are some."""
+        pid, status = self._process.pid, self._offsets["g.atomicstatus"]
+        (content,) = Places([(allgs, _SLICE)]).read(pid)
+        array, length, capacity = _words(content)
+        _require(0 < length <= capacity < _MOST_GOROUTINES, f"{length} goroutines in a list of {capacity}")
+        ends = [(array, _WORD), (array + (length - 1) * _WORD, _WORD)]
+        self._check_mapped(ends)
+        goroutines = [address for piece in Places(ends).read(pid) for address in _words(piece)]
+        _require(not any(address % _WORD for address in goroutines), "a goroutine that is none")
+        ranges = [(address + status, _HALF) for address in goroutines]
+        self._check_mapped(ranges)
+        for piece in Places(ranges).read(pid):
+            _require(_signed(piece) & ~_SCAN in _GOROUTINE_STATES, f"a goroutine in state {_signed(piece)}")
 
     def _variables(self) -> dict[str, int]:
         """Addresses of all variables, as linked."""
@@ -248,9 +279,7 @@ class PassiveReader:
         free += sum(_count(scalar(field), length, "unused goroutines") for field in self._free)
         # As gcount in runtime/proc.go: the runtime's own are not counted, and one there is always.
         goroutines = max(length - free - _count(scalar("schedt.ngsys"), length, "goroutines of the runtime"), 1)
-        freed = _count(scalar("schedt.nmfreed"), _MOST_GOROUTINES, "ended threads")
-        threads = _count(scalar("schedt.mnext") - freed, _MOST_GOROUTINES, "threads")
-        _require(threads > 0, "it has no thread")
+        threads = self._threads(sched)
         gc_cycles = None
         if "numgc" in values:
             _require(values["enablegc"][0] <= 1, "a flag of the collector is neither true nor false")
@@ -269,6 +298,14 @@ class PassiveReader:
             gc_cycles=gc_cycles,
             heap_goal_bytes=self._heap_goal(values.get("gc_controller")),
         )
+
+    def _threads(self, sched: bytes) -> int:
+        """As mcount in runtime/proc.go. How many there may be is a field between the two that this is made of."""
+        most = _signed(sched[self._offsets["schedt.maxmcount"] :][:_HALF])
+        made, ended = (_signed(sched[self._offsets[f] :][:_WORD]) for f in ("schedt.mnext", "schedt.nmfreed"))
+        _require(0 <= ended < made < _MOST_GOROUTINES, f"{made} threads made and {ended} ended")
+        _require(made - ended <= most, f"{made - ended} threads of at most {most}")
+        return made - ended
 
     def _histogram(self, content: bytes) -> RuntimeHistogram:
         plan = self._plan

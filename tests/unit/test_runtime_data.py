@@ -144,13 +144,12 @@ def test_symbols_that_disagree_with_the_code(tmp_path: Path) -> None:
         forged[place : place + 8] = value.to_bytes(8, "little")
         path = tmp_path / "forged"
         path.write_bytes(forged)
-        with pytest.raises(NotTraceable, match="symbols and its code disagree on where runtime.sched is"):
+        with pytest.raises(NotTraceable, match=r"symbols and its code disagree on where runtime\.sched is"):
             make_runtime_plan(str(path))
 
 
-@pytest.mark.parametrize("function", ["casgstatus", "procresize", "allgadd", "GOMAXPROCS"])
-def test_code_that_uses_something_else(function: str, tmp_path: Path) -> None:
-    """With a function's code gone, what is left must still be enough, or nothing is said."""
+def without_code_of(function: str, path: Path) -> Path:
+    """The stripped program with nothing in that function."""
     origin = built("stripped", "1.27")
     with Binary.open(origin) as binary:
         named = f"runtime.{function}"
@@ -158,16 +157,22 @@ def test_code_that_uses_something_else(function: str, tmp_path: Path) -> None:
         place = binary.file_offset(gone.vaddr)
     image = bytearray(origin.read_bytes())
     image[place : place + gone.size] = b"\x90" * gone.size
-    path = tmp_path / "gone"
     path.write_bytes(image)
-    try:
-        found = from_code(path)
-    except NotTraceable as error:
-        assert function in ("casgstatus", "allgadd")
-        assert "its code doesn't" in str(error)
-    else:
-        assert function in ("procresize", "GOMAXPROCS")
-        assert found == from_code(origin)
+    return path
+
+
+@pytest.mark.parametrize("function", ["procresize", "GOMAXPROCS", "handoffp", "stopTheWorldWithSema"])
+def test_code_that_is_missing_and_not_missed(function: str, tmp_path: Path) -> None:
+    found, whole = from_code(without_code_of(function, tmp_path / "gone")), from_code(built("stripped", "1.27"))
+    assert addresses(found) == addresses(whole)
+    stopping = {name for name in whole.histograms if "Stopping" in name}
+    assert whole.histograms.keys() - found.histograms.keys() == (stopping if "stop" in function else set())
+
+
+@pytest.mark.parametrize(("function", "what"), [("casgstatus", "record scheduling latencies"), ("allgadd", "allgs is")])
+def test_code_that_is_missing(function: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(NotTraceable, match=f"its code doesn't .*{what}"):
+        from_code(without_code_of(function, tmp_path / "gone"))
 
 
 def test_not_go() -> None:

@@ -24,6 +24,7 @@ var (
 	parked  = make(chan bool)
 	garbage [][]byte
 	called  func() // what a build with cgo adds
+	extra   int    // Ms without a thread: with cgo there is one
 )
 
 func park() {
@@ -123,18 +124,20 @@ func measure() protocol.Facts {
 	facts["gomaxprocs"] = runtime.GOMAXPROCS(0)
 	facts["goroutines"] = runtime.NumGoroutine()
 	facts["threads"], _ = runtime.ThreadCreateProfile(nil)
+	facts["extra_ms"] = extra
 	return facts
 }
 
 func main() {
 	duration := flag.Duration("duration", 200*time.Millisecond, "how long it works")
 	goroutines := flag.Int("goroutines", 131, "goroutines that wait for ever")
-	procs := flag.Int("procs", 3, "GOMAXPROCS")
+	procs := flag.Int("procs", 3, "GOMAXPROCS, at first; two more for the work")
 	percent := flag.Int("gogc", 100, "GOGC; -1: off")
 	flag.Parse()
 	runtime.GOMAXPROCS(*procs)
 	debug.SetGCPercent(*percent)
 	protocol.Ready(protocol.Facts{"goroutines": *goroutines})
+	runtime.GOMAXPROCS(*procs + 2)
 	work(*duration, *goroutines)
 	answers, questions := json.NewEncoder(os.Stdout), bufio.NewReader(os.Stdin)
 	for {
