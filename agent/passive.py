@@ -105,6 +105,7 @@ class PassiveReader:
             raise NotTraceable(f"{plan.path}: the layout of {plan.go_version} has Ps of a form that isn't known")
         self._queue_field = sched_fields[len(_SCHED_FIELDS)]
         self._sched_end = max(offsets[f] for f in sched_fields) + _WORD
+        self._pacer_fields = {f.partition(".")[2]: o for f, o in offsets.items() if f.startswith("gcControllerState.")}
         self._processors: tuple[int, ...] = ()  # their addresses
         self._slice = (0, 0, 0)  # allp as it was last
         self._places: Places | None = None
@@ -319,11 +320,9 @@ class PassiveReader:
     def _heap_goal(self, content: bytes | None) -> int | None:
         if content is None:
             return None
-        prefix = "gcControllerState."
         fields = {
-            name.removeprefix(prefix): int.from_bytes(content[offset : offset + _WORD], "little")
-            for name, offset in self._offsets.items()
-            if name.startswith(prefix)
+            name: int.from_bytes(content[offset : offset + _WORD], "little")
+            for name, offset in self._pacer_fields.items()
         }
         return heap_goal_bytes(fields, self._plan.minor)
 

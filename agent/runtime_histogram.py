@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from operator import ge
 
 from schedtrace.histogram import SLOTS, Histogram
 
@@ -55,7 +56,7 @@ class RuntimeHistogram:
         """Whether no count is lower than in ``earlier``."""
         return (
             len(self.counts) == len(earlier.counts)
-            and all(now >= before for now, before in zip(self.counts, earlier.counts, strict=True))
+            and all(map(ge, self.counts, earlier.counts))
             and self.underflow >= earlier.underflow
             and self.overflow >= earlier.overflow
         )
