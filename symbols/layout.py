@@ -35,8 +35,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     ),
     "schedt": (
         "lock", "nmidle", "nmidlelocked", "mnext", "maxmcount", "nmsys", "nmfreed", "ngsys", "npidle", "nmspinning",
-        "needspinning", "nGsyscallNoP", "runq.head", "runq.tail", "runq.size", "runqsize", "gFree.n", "gFree.stack.size",
-        "gFree.noStack.size", "gcwaiting", "stopwait",
+        "needspinning", "nGsyscallNoP", "runq.head", "runq.tail", "runq.size", "runqsize", "gFree.n",
+        "gFree.stack.size", "gFree.noStack.size", "gcwaiting", "stopwait",
         "timeToRun", "idleTime", "totalMutexWaitTime", "stwStoppingTimeGC", "stwStoppingTimeOther",
         "stwTotalTimeGC", "stwTotalTimeOther", "goroutinesCreated",
     ),

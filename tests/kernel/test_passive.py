@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,8 @@ import pytest
 from schedtrace.errors import NotTraceable, PermissionDenied
 from schedtrace.image import open_image
 from schedtrace.passive import PassiveReader, RuntimeState
+from schedtrace.patience import Patience
+from schedtrace.process_memory import Places
 from schedtrace.procfs import Process, open_process
 from schedtrace.runtime_histogram import RuntimeHistogram
 from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
@@ -106,7 +109,7 @@ def check(target: Workload, reader: PassiveReader, plan: RuntimePlan) -> Runtime
         if settled and same_counts(state.sched_latency, latencies, zero_may_differ=plan.minor <= 25):
             break
     else:
-        pytest.fail(f"never the same: {numbers(state)}, {before}")
+        pytest.fail(f"never the same: {state}, {before}")
     assert state.gomaxprocs == PROCS + 2
     assert state.goroutines == GOROUTINES + 1  # and main
     assert state.sched_latency.count > 500
@@ -254,6 +257,38 @@ with open_process(int(sys.argv[1])) as process:
 
 
 # --- what is not what it seems ---
+
+# Memory that lets whoever reads it wait: nobody answers this userfaultfd.
+TRAP = """
+import ctypes, fcntl, mmap, os, struct, time
+descriptor = ctypes.CDLL(None).syscall(323, os.O_CLOEXEC)
+fcntl.ioctl(descriptor, 0xC018AA3F, struct.pack("QQQ", 0xAA, 0, 0))
+memory = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+fcntl.ioctl(descriptor, 0xC020AA00, struct.pack("QQQQ", address, 4096, 1, 0))
+print(address, flush=True)
+time.sleep(60)
+"""
+
+
+def test_memory_that_lets_the_reader_wait() -> None:
+    patience = Patience[int, list[bytes]](patience_seconds=0.3)
+    before = threading.active_count()
+    with subprocess.Popen([sys.executable, "-c", TRAP], stdout=subprocess.PIPE) as trap:
+        try:
+            assert trap.stdout
+            places = Places([(int(trap.stdout.readline()), 8)])
+            reads = {trap.pid: lambda: places.read(trap.pid), os.getpid(): lambda: [b""]}
+            for _ in range(2):
+                results = patience.call(reads)
+                assert isinstance(results[trap.pid], NotTraceable)
+                assert results[os.getpid()] == [b""]
+                assert threading.active_count() == before + 1
+        finally:
+            trap.kill()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before:  # the end of the process is the end of the wait
+        assert time.monotonic() < deadline
 
 
 def own_copy(folder: Path, image: bytes) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from schedtrace.errors import NotTraceable
 from schedtrace.runtime_plan import make_runtime_plan
@@ -62,7 +63,9 @@ def check_against_symbols(path: Path) -> None:
         derived = derivations_of(binary, table, its_layout)
     with path.open("rb") as file:
         section = ELFFile(file).get_section_by_name(".symtab")
-        expected = {name: section.get_symbol_by_name(f"runtime.{name}")[0]["st_value"] for name in NAMES}
+        assert isinstance(section, SymbolTableSection)
+        symbols = {symbol.name: symbol["st_value"] for symbol in section.iter_symbols()}
+    expected = {name: symbols[f"runtime.{name}"] for name in NAMES}
     assert (by_name.source, by_code.source) == ("symtab", "code")
     assert addresses(by_name) == addresses(by_code) == tuple(expected.values())
     # Every way leads there, and with enough of them nowhere else.
@@ -137,6 +140,7 @@ def test_symbols_that_disagree_with_the_code(tmp_path: Path) -> None:
     image = bytearray(built("plain", "1.27").read_bytes())
     with built("plain", "1.27").open("rb") as file:
         section = ELFFile(file).get_section_by_name(".symtab")
+        assert isinstance(section, SymbolTableSection)
         names = [symbol.name for symbol in section.iter_symbols()]
         place = section["sh_offset"] + names.index("runtime.sched") * section["sh_entsize"] + 8
     for shift in (8, 64, 4096):
