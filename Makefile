@@ -32,7 +32,7 @@ cgroup2: test-packages $(INSTALLED) ## The agent with the cpu controller in cgro
 check: $(INSTALLED) lint ## What needs no root: ruff, mypy, tests/unit
 	@$(PYTHON) -m pytest tests/unit
 
-bench: packages $(INSTALLED) ## Measure what watching costs the target (root)
+bench: packages $(INSTALLED) ## Measure what watching costs the target, and the agent (root)
 	@tools/system_packages.sh bpftrace wrk
 	@$(PYTHON) -m bench
 

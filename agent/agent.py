@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import FrameType
 
+from schedtrace.binaries import Binaries
 from schedtrace.bpf_text import all_programs
 from schedtrace.check import require_capabilities
 from schedtrace.exporter import Exporter
-from schedtrace.fleet import Fleet
+from schedtrace.fleet import Fleet, running_pids
 from schedtrace.logs import EventLog
 from schedtrace.node import prepare_node
 from schedtrace.pods import PodIndex
@@ -23,6 +26,9 @@ from schedtrace.selection import Selection
 from schedtrace.session import Session
 from schedtrace.tls import TlsFiles
 from schedtrace.web import Address, MetricsServer
+
+_LIBC = ctypes.CDLL(None)
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # malloc.h
 
 
 @dataclass(frozen=True)
@@ -53,19 +59,26 @@ def run(options: Options) -> None:
         signal.signal(number, on_signal)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
+    _bound_memory()
+    _raise_file_limit()
     selection = Selection.parse(options.select)
     events = EventLog(sys.stderr, as_json=options.log_json)
     require_capabilities()
     prepare_node()
     programs = all_programs(Path(str(files("schedtrace.bpf"))))
-    with Session(
-        programs,
-        max_targets=options.max_targets + 1,  # one is this process's own, while the cost of a hit is measured
-        max_goroutines=options.max_goroutines,
-        process_events=True,
-    ) as session:
-        ctypes.CDLL(None).malloc_trim(0)  # the compiler in this process has left 15 MB of free memory behind
-        fleet = Fleet(session, programs, PodIndex(options.log_root), selection, events)
+    with ExitStack() as stack:
+        binaries = stack.enter_context(closing(Binaries()))
+        binaries.look_ahead(running_pids())  # while the compiler works
+        session = stack.enter_context(
+            Session(
+                programs,
+                max_targets=options.max_targets + 1,  # one is this process's own, while the cost of a hit is measured
+                max_goroutines=options.max_goroutines,
+                process_events=True,
+            )
+        )
+        _LIBC.malloc_trim(0)  # the compiler in this process has left 15 MB of free memory behind
+        fleet = Fleet(session, programs, PodIndex(options.log_root), selection, events, binaries)
         server = MetricsServer(
             options.listen,
             Exporter(fleet.view, options.max_series),
@@ -81,3 +94,17 @@ def run(options: Options) -> None:
             server.close()
             fleet.close()
             events.info("stopped", "taking the probes out")
+
+
+def _bound_memory() -> None:
+    """Have large buffers go back to the kernel at once, and threads not keep memory each for itself: else what one
+    scrape needs for a moment stays for good."""
+    if hasattr(_LIBC, "mallopt"):  # glibc
+        _LIBC.mallopt(_M_MMAP_THRESHOLD, 1 << 18)
+        _LIBC.mallopt(_M_ARENA_MAX, 1)
+
+
+def _raise_file_limit() -> None:
+    """A process that is watched takes three descriptors and more: use all that may be had."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -20,9 +20,8 @@ from schedtrace.node import prepare_node
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
 from schedtrace.procfs import ExecutableIdentity, Process, open_process
 from schedtrace.session import Session
-from schedtrace.window import ProbeHits, Target, Throttling, Window
+from schedtrace.window import FULL_LEVEL, ProbeHits, Target, Throttling, Window
 
-LEVEL = "full"
 _EXEC_LOOK_SECONDS = 0.05
 
 
@@ -130,7 +129,7 @@ class Watch:
             exe=self.process.exe,
             name=self.process.name,
             go_version=self.plan.go_version,
-            level=LEVEL,
+            level=FULL_LEVEL,
             mode=self.plan.mode,
             symbols=self.plan.symbols,
             cgroup_path=main.path if main else "",

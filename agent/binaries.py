@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 
-from schedtrace import isolated
 from schedtrace.discovery import has_build_information
-from schedtrace.errors import NotTraceable
+from schedtrace.errors import NotTraceable, PermissionDenied
+from schedtrace.isolated import Answer, Reader
 from schedtrace.plan import ProbePlan, make_plan
 
 _REMEMBERED = 4096
+_READERS = 2
+_IDLE_SECONDS = 10.0
+"""A reader with nothing to do ends after that: it holds memory."""
 
 FileKey = tuple[int, int, int, int]
 """Device, inode, size and time of change in ns: another file under a reused inode number is another key."""
+
+_Finding = tuple[ProbePlan | None, str]
+"""The plan of a Go binary, or why there is none; neither if it isn't Go."""
 
 
 def file_key(status: os.stat_result) -> FileKey:
@@ -40,36 +49,83 @@ class GoBinary:
 
 
 class Binaries:
-    """The memory of executables, the most recent :data:`_REMEMBERED` of them."""
+    """The memory of executables, the most recent :data:`_REMEMBERED` of them. Close it."""
 
     def __init__(self) -> None:
+        """Fork the readers: while this process is still small, that is cheap."""
         self._known: OrderedDict[FileKey, GoBinary | None] = OrderedDict()
+        self._readers = [Reader[FileKey, _Finding](_find) for _ in range(min(_READERS, os.cpu_count() or 1))]
 
     def known_not_go(self, key: FileKey) -> bool:
         """Is it certain, without a look at the file, that it has no Go in it?"""
         return self._known.get(key, True) is None
 
-    def look(self, executable_fd: int, shown_as: str) -> GoBinary | None:
-        """The Go binary open at ``executable_fd``; None if it isn't one."""
+    def look_ahead(self, pids: Iterable[int]) -> None:
+        """Have the executables of these processes read meanwhile, as many as the readers take: :meth:`look` will ask
+        for them soon."""
+        for pid in pids:
+            with suppress(OSError):  # whoever looks will say what is wrong with it
+                path = f"/proc/{pid}/exe"
+                key = file_key(os.stat(path))  # noqa: PTH116
+                if key in self._known or self._asked(key):
+                    continue
+                executable_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    if not self._ask(file_key(os.fstat(executable_fd)), executable_fd):
+                        return
+                finally:
+                    os.close(executable_fd)
+
+    def look(self, executable_fd: int) -> GoBinary | None:
+        """The Go binary open at ``executable_fd``; None if it isn't one. Raises PermissionDenied."""
         key = file_key(os.fstat(executable_fd))
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key]
-        path = f"/proc/self/fd/{executable_fd}"
-        try:
-            plan, refusal = isolated.call(lambda: _plan_or_refusal(path))
-        except NotTraceable as error:
-            plan, refusal = None, f"{shown_as}: {error}"
-        binary = GoBinary(key, plan, refusal.replace(path, shown_as)) if plan or refusal else None
-        self._known[key] = binary
+        while key not in self._known:
+            reader = self._asked(key) or self._ask(key, executable_fd) or max(self._readers, key=_pending)
+            answered = reader.answer()
+            if answered is None:
+                continue
+            if answered[0] == key and isinstance(answered[1].error, PermissionDenied):
+                raise answered[1].error
+            self._learn(*answered)
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def _asked(self, key: FileKey) -> Reader[FileKey, _Finding] | None:
+        return next((reader for reader in self._readers if key in reader.pending), None)
+
+    def _ask(self, key: FileKey, executable_fd: int) -> Reader[FileKey, _Finding] | None:
+        """Ask the reader with least to do; None if it takes no more."""
+        reader = min(self._readers, key=_pending)
+        return reader if reader.ask(key, executable_fd) else None
+
+    def _learn(self, key: FileKey, answer: Answer[_Finding]) -> None:
+        if isinstance(answer.error, PermissionDenied):
+            return  # that may change
+        plan, refusal = answer.result or (None, str(answer.error or ""))
+        self._known[key] = GoBinary(key, plan, refusal) if plan or refusal else None
         while len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
-        return binary
+
+    def tick(self) -> None:
+        """End readers that have had nothing to do for a while."""
+        for reader in self._readers:
+            if not reader.pending and monotonic() - reader.idle_since > _IDLE_SECONDS:
+                reader.close()
+
+    def close(self) -> None:
+        """End the readers."""
+        for reader in self._readers:
+            reader.close()
 
 
-def _plan_or_refusal(path: str) -> tuple[ProbePlan | None, str]:
-    """The plan of a Go binary, or why there is none; neither if it isn't Go."""
+def _pending(reader: Reader[FileKey, _Finding]) -> int:
+    return len(reader.pending)
+
+
+def _find(executable_fd: int) -> _Finding:
+    path = f"/proc/self/fd/{executable_fd}"
     try:
         return make_plan(path), ""
     except NotTraceable as error:
-        return None, str(error) if has_build_information(path) else ""
+        refusal = str(error).removeprefix(f"{path}: ").replace(path, "it")
+        return None, refusal if has_build_information(path) else ""

@@ -148,8 +148,7 @@ def cost_ns(session: Session, programs: tuple[str, str, str], *, stepped: bool =
         session.watch(os.getpid(), page.target(sites))
         page.pass_sites(_LOOPS)
         probed = measure()
-        session.unwatch(os.getpid())
-        session.release(os.getpid())
+        session.retire([os.getpid()])
         return max(probed - bare, 0) / (_LOOPS * HITS_PER_LOOP)
 
 

@@ -11,7 +11,7 @@ Sources: cgroups(7), cgroup_namespaces(7), Documentation/admin-guide/cgroup-v2.r
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +28,7 @@ _OWNERS = re.compile(
 )
 # "No limit" in v1 is the largest number of whole pages (PAGE_COUNTER_MAX), which depends on the page size.
 _NO_MEMORY_LIMIT_BYTES = 1 << 62
+_MOST_BYTES = 4096  # the kernel gives a short file at once
 
 
 @dataclass(frozen=True)
@@ -123,12 +124,14 @@ class Membership:
         own = (cgroup for cgroup in self.cgroups if controller in cgroup.hierarchy.split(","))
         return next(own, self.unified)
 
-    def cpu_limit(self) -> CpuLimit | None:
-        """The CPU quota that holds for the process; None if no level has one."""
+    def cpu_limit(self, quota_of: Callable[[str, str], float | None] | None = None) -> CpuLimit | None:
+        """The CPU quota that holds for the process; None if no level has one. ``quota_of`` instead of
+        :func:`read_quota_cores`, for whoever asks for many processes that have levels in common."""
+        quota_of = quota_of or read_quota_cores
         cgroup = self.of_controller("cpu")
         if cgroup is None:
             return None
-        quotas = [_quota_cores(directory, cgroup.hierarchy) for directory in cgroup.levels]
+        quotas = [quota_of(directory, cgroup.hierarchy) for directory in cgroup.levels]
         limits = [(cores, depth) for depth, cores in enumerate(quotas) if cores is not None]
         if not limits:
             return None
@@ -329,7 +332,8 @@ def _split(path: str) -> tuple[int, list[str]]:
     return up, parts[up:]
 
 
-def _quota_cores(directory: str, hierarchy: str) -> float | None:
+def read_quota_cores(directory: str, hierarchy: str) -> float | None:
+    """The CPU quota of a cgroup directory alone, in cores; None without one."""
     if hierarchy == UNIFIED:
         quota, _, period = (_read(directory, "cpu.max") or "max").partition(" ")
         return None if quota == "max" else int(quota) / int(period)
@@ -351,9 +355,13 @@ def read_cpu_stat(directory: str) -> CpuStat | None:
 
 
 def _read(directory: str, name: str) -> str | None:
-    """A file of a cgroup; None if the cgroup has gone or doesn't have it."""
+    """A file of a cgroup; None if the cgroup has gone or doesn't have it. A scrape reads hundreds."""
     try:
-        return Path(directory, name).read_text().strip()
+        descriptor = os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, _MOST_BYTES).decode().strip()
+        finally:
+            os.close(descriptor)
     except OSError:
         return None
 

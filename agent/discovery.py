@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schedtrace import plan
-from schedtrace.cgroups import ContainerRef, CpuStat, Mount, container_of, read_membership, read_mounts
+from schedtrace.cgroups import CpuStat, Mount, read_membership, read_mounts
 from schedtrace.errors import NotTraceable, PermissionDenied
+from schedtrace.pods import Owner, PodIndex
 from schedtrace.procfs import CAP_SYS_PTRACE, Process, effective_capabilities, open_process
-
-FULL = "full"
+from schedtrace.window import FULL_LEVEL
 
 _BUILD_INFORMATION = b"\xff Go buildinf:"  # debug/buildinfo
 _BUILD_INFORMATION_ALIGN = 16
@@ -34,7 +34,8 @@ class GoBinary:
 @dataclass(frozen=True)
 class GoProcess:
     """A running Go program. ``gomaxprocs`` is what its environment set at the start, None if nothing did.
-    ``throttling`` is that of its cgroup so far."""
+    ``quota_cores``, ``memory_limit_bytes`` and ``cpus`` (a cpuset's, ascending) are what its cgroup and those above
+    allow, None if nothing is set or known; ``throttling`` is that of its cgroup so far."""
 
     pid: int
     name: str
@@ -45,7 +46,9 @@ class GoProcess:
     cgroup_path: str
     quota_cores: float | None
     throttling: CpuStat | None
-    owner: ContainerRef
+    cpus: tuple[int, ...] | None
+    memory_limit_bytes: int | None
+    owner: Owner
     level: str
     obstacle: str
 
@@ -64,7 +67,7 @@ def look_at(path: str) -> GoBinary | None:
     """What kind of Go binary a file is; None if it isn't one. Raises PermissionDenied or OSError if it can't
     be read."""
     try:
-        return GoBinary(plan.make_plan(path).go_version, FULL, "")
+        return GoBinary(plan.make_plan(path).go_version, FULL_LEVEL, "")
     except NotTraceable as error:
         if not has_build_information(path):
             return None
@@ -97,6 +100,7 @@ class _Scanner:
     def __init__(self, look: Callable[[str], GoBinary | None], mounts: tuple[Mount, ...]) -> None:
         self._look = look
         self._mounts = mounts
+        self._pods = PodIndex()
         self._binaries: dict[tuple[int, int], GoBinary | None] = {}
         self.unreadable = 0
 
@@ -129,7 +133,6 @@ class _Scanner:
     def _describe(self, process: Process, binary: GoBinary) -> GoProcess:
         membership = read_membership(process.pid, self._mounts)
         main, limit = membership.main, membership.cpu_limit()
-        path = main.path if main else ""
         return GoProcess(
             pid=process.pid,
             name=process.name,
@@ -137,10 +140,12 @@ class _Scanner:
             go_version=binary.go_version,
             gomaxprocs=_gomaxprocs(process.environment()),
             threads=len(process.thread_ids()),
-            cgroup_path=path,
+            cgroup_path=main.path if main else "",
             quota_cores=limit.cores if limit else None,
             throttling=membership.cpu_stat(),
-            owner=container_of(path),
+            cpus=membership.cpuset(),
+            memory_limit_bytes=membership.memory_limit_bytes(),
+            owner=self._pods.owner_of_process(membership),
             level=binary.level,
             obstacle=binary.obstacle,
         )

@@ -4,61 +4,50 @@ Births come from sched_process_exec through BPF, and from a look through /proc n
 or a process never executes (a fork). Deaths come from pidfds. Everything runs in one thread, :meth:`Fleet.run`, but for
 :meth:`Fleet.view`, which scrapes call.
 
-One executable is probed once, whatever number of processes runs it: with probes for each, every hit would count for
-all. If only some processes are selected, each of those gets probes of its own, confined to its memory, so that the
-others don't pay.
+If only some processes are selected, each of those gets probes of its own, so that the others don't pay.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import select
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 
 from schedtrace import join, target
 from schedtrace.accounts import Accounts, Owner
+from schedtrace.attachments import Attachments, Probed
 from schedtrace.binaries import Binaries, GoBinary, file_key
-from schedtrace.cgroups import Membership, container_of, read_cpu_stat, read_membership, read_mounts
+from schedtrace.cgroups import Membership, container_of, read_cpu_stat, read_membership, read_mounts, read_quota_cores
 from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
 from schedtrace.logs import EventLog
+from schedtrace.plan import ProbePlan
 from schedtrace.pods import PodIndex
 from schedtrace.procfs import Process, open_process
 from schedtrace.selection import Selection
 from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
-from schedtrace.session import Attachment, Session, Snapshot
+from schedtrace.session import Session, Snapshot
+from schedtrace.window import FULL_LEVEL
 
-LEVEL = "full"
 OTHER_PROCESSES = "(other)"
 """What processes go by whose container has too many names already."""
-# What the kernel puts in place of the probed instruction: int3, and brk with its own number (BRK64_OPCODE_UPROBES).
-_BREAKPOINTS = {"x86_64": b"\xcc", "aarch64": (0xD42000A0).to_bytes(4, "little")}
 _SCAN_SECONDS = 30.0
 _TICK_SECONDS = 1.0
+_MOVES_SECONDS = 5.0
+"""How often to look whether processes are in another cgroup: that reads a file of each."""
 _NAMES_SECONDS = 0.2
 """How often to look for pods' names while some are missing: a process that isn't watched before may live for less."""
 _PATIENCE_SECONDS = 60.0
 """How long a container may go without the link that names its pod, before it goes by its id."""
-_IDLE_PROBES_SECONDS = 30.0
-"""How long the probes of an executable stay after its last process: a crashing container comes back."""
-
-
-@dataclass(eq=False)
-class _Probed:
-    """Probes in the kernel, and the processes that count through them."""
-
-    binary: GoBinary
-    attachment: Attachment
-    only: tuple[int, int] | None
-    """PID and start time of the one process they are confined to."""
-    pids: set[int] = field(default_factory=set)
-    idle_since: float = 0.0
+_AHEAD = 128
+"""Of so many processes in the queue the executables are read ahead."""
 
 
 @dataclass(eq=False)
@@ -66,7 +55,7 @@ class _Watched:
     """A process that is counted. ``labels`` is None until its pod's name is known."""
 
     process: Process
-    probed: _Probed
+    probed: Probed
     cgroup_text: bytes
     membership: Membership
     labels: Labels | None
@@ -77,16 +66,22 @@ class Fleet:
     events and room for one more target than there will be (the cost of a hit is measured with it)."""
 
     def __init__(
-        self, session: Session, programs: Sequence[str], pods: PodIndex, selection: Selection, events: EventLog
+        self,
+        session: Session,
+        programs: Sequence[str],
+        pods: PodIndex,
+        selection: Selection,
+        events: EventLog,
+        binaries: Binaries,
     ) -> None:
         self._session, self._pods, self._selection, self._events = session, pods, selection, events
         self._lock = threading.Lock()
         self._mounts = read_mounts()
-        self._binaries = Binaries()
+        self._binaries = binaries
+        self._attachments = Attachments(session, confined=not selection.everything)
         self._accounts = Accounts()
         self._costs = target.measure_costs(session, programs, (True, False))
         self._watched: dict[int, _Watched] = {}
-        self._probed: list[_Probed] = []
         self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name
         self._lost = Counter[str]()
         self._failures = Counter[str]()
@@ -102,26 +97,38 @@ class Fleet:
 
     def run(self, stop: threading.Event) -> None:
         """Watch until ``stop`` is set. Sets :attr:`ready` once what ran at the start is watched."""
-        next_scan = next_tick = next_names = 0.0
+        next_scan = next_tick = next_names = next_moves = 0.0
         while not stop.is_set():
             if monotonic() >= next_scan:
-                self._executed.extend(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+                self._executed.extend(running_pids())
                 next_scan = monotonic() + _SCAN_SECONDS
-            while self._executed and not stop.is_set():
-                self._consider(self._executed.popleft())
+            self._consider_executed(stop)
             self.ready.set()
-            for descriptor, _ in self._poll.poll(_NAMES_SECONDS if self._unnamed else _TICK_SECONDS):
-                if descriptor in self._exits:
-                    self._bury(self._exits[descriptor])
+            ready = self._poll.poll(_NAMES_SECONDS if self._unnamed else _TICK_SECONDS)
+            self._bury([self._exits[descriptor] for descriptor, _ in ready if descriptor in self._exits])
             self._session.poll()
             if monotonic() >= next_names:
                 self._retry_names()
                 next_names = monotonic() + _NAMES_SECONDS
+            if monotonic() >= next_moves:
+                self._follow_moves()
+                next_moves = monotonic() + _MOVES_SECONDS
             if monotonic() >= next_tick:
-                self._tick()
+                self._attachments.remove_idle()
+                self._binaries.tick()
+                self._events.tick()
                 next_tick = monotonic() + _TICK_SECONDS
 
     # Births
+
+    def _consider_executed(self, stop: threading.Event) -> None:
+        ahead = 0
+        while self._executed and not stop.is_set():
+            if not ahead and len(self._executed) > 1:
+                self._binaries.look_ahead(islice(self._executed, _AHEAD))
+                ahead = _AHEAD // 8
+            ahead = max(ahead - 1, 0)
+            self._consider(self._executed.popleft())
 
     def _consider(self, pid: int, *, name_until: float | None = None) -> None:
         """A process has executed a program, or has been found: watch it if it is Go and selected. ``name_until``: when
@@ -129,18 +136,20 @@ class Fleet:
         try:
             status = Path(f"/proc/{pid}/exe").stat()
             if self._binaries.known_not_go(file_key(status)):
-                self._bury(pid)
+                self._bury([pid])
                 return
             if pid in self._watched and self._session.is_watched(pid):
                 return  # seen by the look through /proc
-            self._bury(pid)
+            self._bury([pid])
             self._take_up(pid, name_until or monotonic() + _PATIENCE_SECONDS)
         except (FileNotFoundError, ProcessLookupError):
-            self._bury(pid)  # a kernel thread, or gone already
+            self._bury([pid])  # a kernel thread, or gone already
         except PermissionError:
             self._fail("permission", pid, f"the kernel doesn't let us look into process {pid}, CAP_SYS_PTRACE or not")
         except SchedtraceError as error:
             self._fail(_reason_of(error), pid, str(error))
+        except OSError as error:  # whatever a file system says that a container has mounted
+            self._fail("attach_failed", pid, f"process {pid} can't be looked into: {error}")
 
     def _take_up(self, pid: int, name_until: float) -> None:
         process = open_process(pid)
@@ -148,20 +157,22 @@ class Fleet:
         try:
             executable_fd = process.open_executable()
             try:
-                binary = self._binaries.look(executable_fd, f"{process.exe} (PID {pid})")
+                binary = self._binaries.look(executable_fd)
                 if binary is None:
                     return
                 if binary.plan is None:
-                    self._fail("unsupported_binary", pid, binary.refusal)
+                    self._fail("unsupported_binary", pid, f"{process.exe} (PID {pid}): {binary.refusal}")
                     return
-                keep = self._watch(process, binary, executable_fd, name_until)
+                keep = self._watch(process, binary, binary.plan, executable_fd, name_until)
             finally:
                 os.close(executable_fd)
         finally:
             if not keep:
                 process.close()
 
-    def _watch(self, process: Process, binary: GoBinary, executable_fd: int, name_until: float) -> bool:
+    def _watch(
+        self, process: Process, binary: GoBinary, plan: ProbePlan, executable_fd: int, name_until: float
+    ) -> bool:
         cgroup_text = _cgroup_text(process.pid)
         membership = read_membership(process.pid, self._mounts)
         if membership.main and not membership.main.levels and process.still_same():
@@ -180,9 +191,8 @@ class Fleet:
                 return False
         if not self._session.has_room:
             raise AttachFailed(f"no room for process {process.pid} ({process.name}): see --max-targets")
-        probed = self._probes_for(process, binary, executable_fd)
-        assert binary.plan
-        record = target.record_of(binary.plan, process.load_bias())  # raises if it executes another program meanwhile
+        probed = self._attachments.probe(process, binary, plan, executable_fd)
+        record = target.record_of(plan, process.load_bias())  # raises if it executes another program meanwhile
         with self._lock:
             probed.pids.add(process.pid)
             self._watched[process.pid] = watched = _Watched(process, probed, cgroup_text, membership, None)
@@ -190,25 +200,8 @@ class Fleet:
             self._poll.register(process.pidfd.fileno(), select.EPOLLIN)
             self._session.watch(process.pid, record)
             self._name(watched, labels)
-        self._events.info(
-            "watching", "watching a Go process", pid=process.pid, exe=process.exe, go=binary.plan.go_version
-        )
+        self._events.info("watching", "watching a Go process", pid=process.pid, exe=process.exe, go=plan.go_version)
         return True
-
-    def _probes_for(self, process: Process, binary: GoBinary, executable_fd: int) -> _Probed:
-        """The probes on the process's executable: those that are there, or new ones."""
-        assert binary.plan
-        only = None if self._selection.everything else (process.pid, process.start_time_ticks)
-        for probed in self._probed:
-            same_file = probed.binary.key == binary.key or (
-                probed.binary.may_be_same_file(binary.key) and _has_breakpoint(process, binary)
-            )
-            if probed.only == only and same_file:
-                return probed
-        pid = -1 if only is None else process.pid
-        probed = _Probed(binary, self._session.attach(executable_fd, target.sites_of(binary.plan), pid), only)
-        self._probed.append(probed)
-        return probed
 
     def _labels(self, process: Process, membership: Membership, *, patient: bool = True) -> Labels | None:
         """Whose a process is; None if its pod's name may still come and one is patient."""
@@ -228,9 +221,7 @@ class Fleet:
             return
         watched.labels = labels
         self._unnamed.pop(watched.process.pid, None)
-        plan = watched.probed.binary.plan
-        assert plan
-        info = TargetInfo(plan.go_version, LEVEL, plan.symbols)
+        info = TargetInfo(watched.probed.plan.go_version, FULL_LEVEL, watched.probed.plan.symbols)
         self._accounts.open(labels, _owner(watched.membership), info)
 
     def _fail(self, reason: str, pid: int, message: str) -> None:
@@ -239,37 +230,29 @@ class Fleet:
 
     # Deaths and what else changes
 
-    def _tick(self) -> None:
-        self._follow_moves()
-        self._remove_idle_probes()
-        self._events.tick()
-
-    def _bury(self, pid: int) -> None:
-        """A process has exited, or executes another program: keep what it did, and make room."""
-        watched = self._watched.get(pid)
-        if watched is None:
+    def _bury(self, pids: Collection[int]) -> None:
+        """Processes have exited, or execute another program: keep what they did, and make room."""
+        for pid in pids:
             self._unnamed.pop(pid, None)
+        buried = [self._watched[pid] for pid in pids if pid in self._watched]
+        if not buried:
             return
         with self._lock:
-            self._settle(watched)
-            del self._watched[pid]
-            self._unnamed.pop(pid, None)
-            watched.probed.pids.discard(pid)
-            watched.probed.idle_since = monotonic()
-            self._poll.unregister(watched.process.pidfd.fileno())
-            del self._exits[watched.process.pidfd.fileno()]
-            watched.process.close()
+            snapshots = self._session.retire([watched.process.pid for watched in buried])
+            for watched in buried:
+                self._settle(watched, snapshots[watched.process.pid])
+                del self._watched[watched.process.pid]
+                watched.probed.leave(watched.process.pid)
+                self._poll.unregister(watched.process.pidfd.fileno())
+                del self._exits[watched.process.pidfd.fileno()]
+                watched.process.close()
 
-    def _settle(self, watched: _Watched) -> None:
+    def _settle(self, watched: _Watched, snapshot: Snapshot) -> None:
         """Pay what a process did into its account."""
-        pid = watched.process.pid
-        self._session.unwatch(pid)
-        totals = self._totals(watched, self._session.snapshot(pid))
         if watched.labels is None:
             self._name(watched, self._labels(watched.process, watched.membership, patient=False))
-        assert watched.labels
-        self._accounts.pay_in(watched.labels, totals)
-        self._session.release(pid)
+        assert watched.labels  # they are there at once if one isn't patient
+        self._accounts.pay_in(watched.labels, self._totals(watched, snapshot))
 
     def _retry_names(self) -> None:
         for pid, until in list(self._unnamed.items()):
@@ -287,33 +270,25 @@ class Fleet:
         for pid, watched in list(self._watched.items()):
             with suppress(OSError):
                 if _cgroup_text(pid) != watched.cgroup_text:
-                    self._bury(pid)
+                    self._bury([pid])
                     self._executed.append(pid)
-
-    def _remove_idle_probes(self) -> None:
-        idle = [
-            probed
-            for probed in self._probed
-            if not probed.pids
-            and (monotonic() - probed.idle_since > _IDLE_PROBES_SECONDS or not self._selection.everything)
-        ]
-        if idle:
-            self._probed = [probed for probed in self._probed if probed not in idle]
-            self._session.detach([probed.attachment for probed in idle])
 
     # Scrapes
 
     def view(self) -> NodeView:
         """What there is to export now. May be called from another thread than :meth:`run`'s, one call at a time."""
         with self._lock:
-            living = self._living_totals()
-            series = []
+            snapshots = self._session.snapshots()
+            living: dict[Labels, list[_Watched]] = {}
+            for watched in self._watched.values():
+                if watched.labels:
+                    living.setdefault(watched.labels, []).append(watched)
+            series, quota_of = [], cache(read_quota_cores)
             for labels, account in self._accounts.for_scrape(living.keys()):
-                processes = [w for w in self._watched.values() if w.labels == labels]
-                totals, throttled_ns = account.totals, account.refresh_throttling(_throttled_ns)
-                for more in living.get(labels, ()):
-                    totals = totals + more
-                limits = [limit.cores for w in processes if (limit := w.membership.cpu_limit())]
+                processes, totals = living.get(labels, []), account.totals
+                for watched in processes:
+                    totals = totals + self._totals(watched, snapshots[watched.process.pid])
+                limits = [limit.cores for w in processes if (limit := w.membership.cpu_limit(quota_of))]
                 series.append(
                     Series(
                         labels=labels,
@@ -322,23 +297,14 @@ class Fleet:
                         threads=_sum_of(processes, lambda process: len(process.thread_ids())),
                         open_fds=_sum_of(processes, lambda process: process.open_fd_count()),
                         quota_cores=min(limits, default=None),
-                        throttled_ns=throttled_ns,
+                        throttled_ns=account.refresh_throttling(_throttled_ns),
                     )
                 )
             return NodeView(tuple(series), dict(self._failures), dict(self._lost))
 
-    def _living_totals(self) -> dict[Labels, list[SeriesTotals]]:
-        totals: dict[Labels, list[SeriesTotals]] = {}
-        for pid, snapshot in self._session.snapshots().items():
-            watched = self._watched.get(pid)
-            if watched and watched.labels:
-                totals.setdefault(watched.labels, []).append(self._totals(watched, snapshot))
-        return totals
-
     def _totals(self, watched: _Watched, snapshot: Snapshot) -> SeriesTotals:
-        plan = watched.probed.binary.plan
-        assert plan
-        counts = join.counts(snapshot, target.reasons_of(plan), lambda _: None)
+        plan = watched.probed.plan
+        counts = join.counts(snapshot, target.reasons_of(plan), None)
         state_ns = Counter[str]()
         for time in counts.states:
             state_ns[time.state] += time.time_ns
@@ -359,6 +325,11 @@ class Fleet:
         self._watched.clear()
 
 
+def running_pids() -> Iterator[int]:
+    """The processes of this node."""
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
+
+
 def _reason_of(error: SchedtraceError) -> str:
     """A word of a bounded set for why a process can't be watched."""
     if isinstance(error, PermissionDenied):
@@ -377,7 +348,8 @@ def _owner(membership: Membership) -> Owner:
 
 
 def _cgroup_text(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cgroup").read_bytes()
+    with open(f"/proc/{pid}/cgroup", "rb", buffering=0) as file:  # noqa: PTH123 (every process, every few seconds)
+        return file.read()
 
 
 def _throttled_ns(directory: str) -> int | None:
@@ -392,14 +364,3 @@ def _sum_of(watched: Sequence[_Watched], count: Callable[[Process], int]) -> int
         with suppress(SchedtraceError):
             total += count(one.process)
     return total
-
-
-def _has_breakpoint(process: Process, binary: GoBinary) -> bool:
-    """Is there a breakpoint at the binary's first probe in this process's memory? Then its executable is the inode that
-    is probed already, whatever stat(2) says of it."""
-    assert binary.plan
-    breakpoint_code = _BREAKPOINTS[platform.machine()]
-    address = process.load_bias() + binary.plan.probes[0].vaddr
-    with suppress(OSError), Path(f"/proc/{process.pid}/mem").open("rb") as memory:
-        return os.pread(memory.fileno(), len(breakpoint_code), address) == breakpoint_code
-    return False

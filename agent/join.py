@@ -6,7 +6,7 @@ window's ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,12 @@ class Counts:
 
 def histogram(record: Any) -> Histogram:
     """A histogram from its BPF record (:class:`abi.Histogram` as numpy)."""
-    return Histogram(tuple(int(n) for n in record["slots"]), int(record["sum_ns"]), int(record["max_ns"]))
+    return Histogram(tuple(record["slots"].tolist()), int(record["sum_ns"]), int(record["max_ns"]))
+
+
+def _histograms(records: Any) -> Iterator[tuple[int, Histogram]]:
+    """Those of an array that hold anything, with their places in it: most don't, and numpy sees that at once."""
+    return ((int(i), histogram(records[i])) for i in np.flatnonzero(records["slots"].any(axis=1)))
 
 
 def state_times(stats: Any, goroutines: Any, time_ns: int, reasons: Sequence[str]) -> tuple[StateTime, ...]:
@@ -74,13 +79,14 @@ def state_times(stats: Any, goroutines: Any, time_ns: int, reasons: Sequence[str
     waiting = goroutines["reason"][state == _STATE.WAITING]
     open_waits = np.bincount(waiting, minlength=abi.REASON_COUNT)
     open_wait_ns = np.bincount(waiting, weights=open_ns[state == _STATE.WAITING], minlength=abi.REASON_COUNT)
-    for number in range(abi.REASON_COUNT):
-        ns = int(stats["wait"][number]["sum_ns"]) + int(stats["partial_wait_ns"][number])
-        ns += int(open_wait_ns[number])
-        waits = int(stats["wait"][number]["slots"].sum()) + int(stats["partial_waits"][number])
-        waits += int(open_waits[number])
-        if ns or waits:
-            result.append(StateTime("waiting", reason_name(reasons, number), ns, waits))
+    ns = stats["wait"]["sum_ns"].astype(np.int64) + stats["partial_wait_ns"].astype(np.int64)
+    ns += open_wait_ns.astype(np.int64)
+    waits = stats["wait"]["slots"].sum(axis=1).astype(np.int64) + stats["partial_waits"].astype(np.int64)
+    waits += open_waits
+    result += [
+        StateTime("waiting", reason_name(reasons, number), int(ns[number]), int(waits[number]))
+        for number in np.flatnonzero((ns != 0) | (waits != 0)).tolist()
+    ]
     return tuple(sorted(result, key=lambda s: -s.time_ns))
 
 
@@ -131,30 +137,27 @@ def function_totals(
     return tuple(sorted(result, key=lambda f: -f.waiting_ns))
 
 
-def counts(snapshot: Any, reasons: Sequence[str], name_of: Callable[[int], str | None]) -> Counts:
+def counts(snapshot: Any, reasons: Sequence[str], name_of: Callable[[int], str | None] | None) -> Counts:
     """Put names to a :class:`schedtrace.session.Snapshot`.
 
-    ``name_of`` gives the function that starts at a run-time address.
+    ``name_of`` gives the function that starts at a run-time address; without it there are no functions.
     """
     stats = snapshot.stats
     size = int(_STATE.COUNT)
     return Counts(
         time_ns=snapshot.time_ns,
         transitions={
-            (STATES.get(i // size, str(i // size)), STATES.get(i % size, str(i % size))): int(n)
-            for i, n in enumerate(stats["transitions"])
-            if n
+            (STATES.get(i // size, str(i // size)), STATES.get(i % size, str(i % size))): int(stats["transitions"][i])
+            for i in np.flatnonzero(stats["transitions"]).tolist()
         },
-        sched_latency={
-            cause: h
-            for cause, r in zip(CAUSES, stats["sched_latency"], strict=True)
-            if (h := histogram(r)).count
-        },
-        wait={reason_name(reasons, i): h for i, r in enumerate(stats["wait"]) if (h := histogram(r)).count},
+        sched_latency={CAUSES[i]: h for i, h in _histograms(stats["sched_latency"])},
+        wait={reason_name(reasons, i): h for i, h in _histograms(stats["wait"])},
         states=state_times(stats, snapshot.goroutines, snapshot.time_ns, reasons),
-        functions=function_totals(snapshot.functions, snapshot.goroutines, snapshot.time_ns, name_of),
+        functions=function_totals(snapshot.functions, snapshot.goroutines, snapshot.time_ns, name_of)
+        if name_of
+        else (),
         run_queue=histogram(stats["run_queue"]),
-        hits=tuple(int(n) for n in stats["hits"]),
+        hits=tuple(stats["hits"].tolist()),
         foreign_hits=snapshot.foreign_hits,
         lost={
             name: int(stats["lost"][reason]) for reason, name in LOST_NAMES.items() if stats["lost"][reason]

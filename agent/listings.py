@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from schedtrace.check import NodeReport, Status
-from schedtrace.discovery import FULL, GoProcess, Scan
+from schedtrace.discovery import GoProcess, Scan
 from schedtrace.errors import PermissionDenied
 from schedtrace.formatting import (
     WIDTH,
@@ -23,8 +23,8 @@ from schedtrace.formatting import (
 )
 from schedtrace.plan import ProbePlan
 from schedtrace.report_json import Json, node_json, plan_json, scan_json
+from schedtrace.window import FULL_LEVEL
 
-_SHORT_ID = 8
 _STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "missing": "bold red"}
 
 
@@ -61,11 +61,11 @@ def inspect_listing(plan: ProbePlan) -> Listing:
 
 def list_listing(scan: Scan) -> Listing:
     """The Go processes of a node."""
-    titles = ("PID", "name", "Go", "threads", "GOMAXPROCS", "limit", "throttled", "container")
+    titles = ("PID", "name", "Go", "threads", "GOMAXPROCS", "limit", "throttled", "pod or container")
     rows = [_process_row(process) for process in scan.processes]
     parts = [columns(titles, rows, "><<>>>><", flexible=1)] if rows else [Text("no Go process found")]
     if rows:
-        watchable = sum(process.level == FULL for process in scan.processes)
+        watchable = sum(process.level == FULL_LEVEL for process in scan.processes)
         parts += [Text(), Text(f"{count(watchable)} of {count(len(rows))} can be watched at full level.")]
     parts += [
         paragraph(f"{process.pid} ({process.name}): {process.obstacle}", bullet="- ")
@@ -109,7 +109,7 @@ def _layout(plan: ProbePlan) -> str:
 
 
 def _process_row(process: GoProcess) -> tuple[str, ...]:
-    stat = process.throttling
+    stat, owner = process.throttling, process.owner
     return (
         str(process.pid),
         process.name,
@@ -118,5 +118,5 @@ def _process_row(process: GoProcess) -> tuple[str, ...]:
         "" if process.gomaxprocs is None else str(process.gomaxprocs),
         "none" if process.quota_cores is None else amount(process.quota_cores),
         duration(stat.throttled_ns) if stat and stat.throttled_periods else "",
-        process.owner.container_id[:_SHORT_ID],
+        f"{owner.namespace}/{owner.pod}" if owner.pod else owner.container,
     )

@@ -20,6 +20,6 @@ def prepare_node() -> None:
             "this PID namespace is not the node's, so that BPF would see other PIDs than the ones given here: "
             "run on the node itself, or in a pod with hostPID: true (docker run --pid=host)"
         )
-    folder = tracefs.ensure_mounted().path
+    folder = tracefs.ensure_mounted()
     with suppress(OSError):  # they harm nobody, so that they may stay where we can't remove them
         tracefs.remove_lines(folder, tracefs.read_dead_lines(folder))

@@ -17,7 +17,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -141,7 +141,7 @@ class Session:
     def attach(self, executable_fd: int, sites: Sequence[ProbeSite], pid: int = ANY_PROCESS) -> Attachment:
         """Put probes on the executable open at ``executable_fd``; with ``pid``, only in that process's memory.
 
-        Raises AttachFailed; probes put in until then stay until :meth:`close`.
+        Raises AttachFailed; probes put in until then are taken out again.
         """
         attachment = Attachment()
         self._attachments.append(attachment)
@@ -149,10 +149,14 @@ class Session:
         offsets: dict[str, list[int]] = {}
         for site in sites:
             offsets.setdefault(site.program, []).append(site.file_offset)
-        for program, file_offsets in offsets.items():
-            with _explained(f"can't put probe {program} at offsets {file_offsets}", AttachFailed), _uninterrupted():
-                program_fd = self._program(program, multi=way == "link")
-                attachment.held += self._keeper.attach(way, program_fd, executable_fd, file_offsets, pid)
+        try:
+            for program, file_offsets in offsets.items():
+                with _explained(f"can't put probe {program} at offsets {file_offsets}", AttachFailed), _uninterrupted():
+                    program_fd = self._program(program, multi=way == "link")
+                    attachment.held += self._keeper.attach(way, program_fd, executable_fd, file_offsets, pid)
+        except AttachFailed:
+            self.detach([attachment])
+            raise
         return attachment
 
     def _way(self, pid: int) -> Way:
@@ -197,11 +201,16 @@ class Session:
 
     def unwatch(self, pid: int) -> None:
         """Count process ``pid`` no longer; what was counted can still be read."""
-        with suppress(KeyError):
-            del self._table("targets")[self._table("targets").Key(pid)]
+        self._unwatch([pid])
+
+    def _unwatch(self, pids: Sequence[int]) -> None:
+        table = self._table("targets")
+        for pid in pids:
+            with suppress(KeyError):
+                del table[table.Key(pid)]
         # Those of a process that goes on would count for whoever has the slot next.
         keys, values = self._maps.entries("threads", ctypes.c_uint32, abi.Thread, self._max_threads)
-        self._maps.delete("threads", keys[values["slot"] == self._targets[pid]])
+        self._maps.delete("threads", keys[np.isin(values["slot"], [self._targets[pid] for pid in pids])])
 
     def snapshot(self, pid: int) -> Snapshot:
         """Read what was counted for ``pid`` since :meth:`watch`. Reads maps only; nothing is cleared."""
@@ -209,28 +218,42 @@ class Session:
         now_ns = monotonic_ns()
         keys, values = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._max_functions)
         ended = {int(k["start_pc"]): v for k, v in zip(keys, values, strict=True) if k["slot"] == slot}
-        keys, values = self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
+        keys, values = self._goroutines()
         foreign = self._foreign_hits() - self._foreign_before
         return Snapshot(now_ns, self._maps.stats(slot), ended, values[keys["tgid"] == pid], foreign)
 
     def snapshots(self) -> dict[int, Snapshot]:
         """A snapshot of every target, without functions: one look at the goroutines for all."""
         now_ns = monotonic_ns()
-        keys, values = self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
-        return {
-            pid: Snapshot(now_ns, self._maps.stats(slot), {}, values[keys["tgid"] == pid], 0)
-            for pid, slot in self._targets.items()
-        }
+        keys, values = self._goroutines()
+        return self._snapshots(self._targets, now_ns, keys, values)
 
-    def release(self, pid: int) -> None:
-        """Forget a process that :meth:`unwatch` was called for, so that its place can be taken by another."""
-        slot = self._targets.pop(pid)
-        keys, _ = self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
-        self._maps.delete("goroutines", keys[keys["tgid"] == pid])
+    def _goroutines(self) -> tuple[Array, Array]:
+        return self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
+
+    def _snapshots(self, pids: Iterable[int], now_ns: int, keys: Array, values: Array) -> dict[int, Snapshot]:
+        """Snapshots without functions, from all goroutines there are."""
+        order = np.argsort(keys["tgid"], kind="stable")
+        found, starts = np.unique(keys["tgid"][order], return_index=True)
+        own = dict(zip(found.tolist(), np.split(values[order], starts[1:]), strict=False))  # none: one empty piece
+        none = values[:0]
+        return {pid: Snapshot(now_ns, self._maps.stats(self._targets[pid]), {}, own.get(pid, none), 0) for pid in pids}
+
+    def retire(self, pids: Sequence[int]) -> dict[int, Snapshot]:
+        """Count these processes no longer, and forget them, so that others can take their places: the last snapshot of
+        each, without functions. One look at each map for all of them."""
+        self._unwatch(pids)
+        now_ns = monotonic_ns()
+        keys, values = self._goroutines()
+        snapshots = self._snapshots(pids, now_ns, keys, values)
+        self._maps.delete("goroutines", keys[np.isin(keys["tgid"], pids)])
+        slots = [self._targets.pop(pid) for pid in pids]
         keys, _ = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._max_functions)
-        self._maps.delete("functions", keys[keys["slot"] == slot])
-        self._maps.zero_stats(slot)
-        self._free_slots.append(slot)
+        self._maps.delete("functions", keys[np.isin(keys["slot"], slots)])
+        for slot in slots:
+            self._maps.zero_stats(slot)
+        self._free_slots += slots
+        return snapshots
 
     @property
     def has_room(self) -> bool:

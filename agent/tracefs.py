@@ -11,7 +11,6 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from schedtrace.errors import AttachFailed, NodeUnsupported, PermissionDenied, SchedtraceError
@@ -34,14 +33,6 @@ TRACEPOINTS = (
 _OUR_LINE = re.compile(r"^[pr][0-9]*:(uprobes/p_schedtrace_\w+_bcc_(\d+)) ", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Tracefs:
-    """Where tracefs is, and whether it was mounted just now."""
-
-    path: str
-    mounted_now: bool
-
-
 def mount_point(mountinfo: str) -> str | None:
     """Where the text of /proc/self/mountinfo has tracefs, of the places that BCC looks in; None if nowhere.
     A mounted debugfs mounts it by itself at the first access."""
@@ -57,20 +48,20 @@ def mount_point(mountinfo: str) -> str | None:
     return None
 
 
-def ensure_mounted() -> Tracefs:
-    """Find tracefs, or mount it at /sys/kernel/tracing, where it stays.
+def ensure_mounted() -> str:
+    """Where tracefs is mounted; if nowhere, mount it at /sys/kernel/tracing, where it stays.
 
     Raises PermissionDenied if it isn't mounted and we may not, NodeUnsupported if the kernel has none.
     """
     found = mount_point(_mountinfo())
     if found is not None:
-        return Tracefs(found, mounted_now=False)
+        return found
     failure = _mount()
     if failure == 0:
-        return Tracefs(TRACING, mounted_now=True)
+        return TRACING
     found = mount_point(_mountinfo())  # another session may have been faster
     if found is not None:
-        return Tracefs(found, mounted_now=False)
+        return found
     raise _mount_refusal(failure)
 
 

@@ -22,7 +22,7 @@ def attach(program_fd: int, path: str, file_offset: int, pid: int, name: str) ->
     :data:`uprobe_pmu.ANY_PROCESS`, only in that process. ``name`` is the line's. Returns the event's descriptor; the
     probe is out when that is closed and :func:`remove` has been called. Raises OSError.
     """
-    folder = tracefs.ensure_mounted().path
+    folder = tracefs.ensure_mounted()
     _write(folder, f"p:{_GROUP}/{name} {path}:{file_offset:#x}")
     try:
         number = int(Path(folder, "events", _GROUP, name, "id").read_text())
@@ -39,7 +39,7 @@ def line_name(inode: int, file_offset: int, serial: int, session_pid: int) -> st
 
 def remove(name: str) -> None:
     """Remove the line. If something still uses it, that is a session on its way out: it is given some time."""
-    folder = tracefs.ensure_mounted().path
+    folder = tracefs.ensure_mounted()
     for _ in range(_TRIES):
         with suppress(OSError):
             if tracefs.remove_lines(folder, [f"{_GROUP}/{name}"]) or not Path(folder, "events", _GROUP, name).exists():

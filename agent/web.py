@@ -32,8 +32,6 @@ from schedtrace.exporter import Exporter
 from schedtrace.logs import EventLog
 from schedtrace.tls import ServerTls, TlsFiles
 
-DEFAULT_LISTEN = "127.0.0.1:9755"
-
 MOST_CONNECTIONS = 8
 """Prometheus uses one, for a moment; two servers, the kubelet's probes and a person make five."""
 DEADLINE_SECONDS = 30.0

@@ -23,6 +23,9 @@ STATES = {
 }
 """Go's numbers of goroutine states (runtime2.go) and their names."""
 
+FULL_LEVEL = "full"
+"""How a process is watched that every goroutine is followed in."""
+
 CAUSES = (
     "new",
     "preempted",

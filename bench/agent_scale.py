@@ -1,118 +1,114 @@
 """The agent with many processes: time to ready, CPU when idle, memory, scrapes, time to stop.
 
-Targets are copies of one Go program, each an executable of its own (the dearest case: each is planned and probed on its
-own), idle but for what the runtime itself does. The agent sees them alone: `--select` names them.
+Each pod has one container with two Go processes. All of them are copies of one program, each an executable of its own
+(the dearest case: each is read and probed on its own), up to :data:`DISTINCT`, and idle but for what the runtime itself
+does. `--select` names them, so that the agent sees them alone; each gets probes of its own then, which is the dearest
+case, too. The agent runs with real-time priority, as if the machine had nothing else to do.
 """
 
-import os
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.measurement import BenchError
+from bench.agents import agent, anonymous_mb
+from bench.measurement import BenchError, print_conditions, print_limit, print_table, process_cpu_ns
+from bench.pods import enter, pods
 from tests.workload import Workload, binary
 
-PORT = 19755
-SCRAPES = 15
-IDLE_SECONDS = 15.0
-SIZES = (10, 50, 200)
+FIRST = ("chrt", "--fifo", "1")
+PODS = (10, 50, 200)
+PER_POD = 2
 DISTINCT = 100
-"""Distinct executables; with more processes than that, some run the same."""
-READY_SECONDS = 120.0
+LIMITED = 50
+"""Pods at which the limits hold: 100 processes."""
+SCRAPES = 31
+SETTLE_SECONDS = 13.0
+"""Until the children that read executables have ended."""
+IDLE_SECONDS = 40.0
+"""Longer than the time between two looks at all processes."""
+READY, READY_CPU, IDLE, MEMORY = "ready, s", "CPU until then, s", "idle, % CPU", "MB"
+CHILDREN, SCRAPE, SCRAPE_CPU, STOP = "children, MB", "scrape, ms", "CPU, ms", "stop, s"
+_LIMITS = ((READY, 5.0), (IDLE, 0.5), (MEMORY, 60.0), (SCRAPE, 50.0), (STOP, 2.0))
+LINEAR = 1.5
+"""A scrape may cost a pod of many so many times what it costs one of few."""
 
 
-def _get(path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}{path}", timeout=30) as answer:
-        return str(answer.read().decode())
+@dataclass(frozen=True)
+class Measured:
+    """What was measured with one number of pods; ``values`` by title."""
+
+    pods: int
+    series: int
+    values: dict[str, float]
 
 
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _anonymous_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
-
-
-def _family(pid: int) -> list[int]:
-    """The agent and its children."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(int(child) for child in children)]
-
-
-@contextmanager
-def _targets(count: int) -> Iterator[str]:
-    """So many idle Go processes; the glob that their names match."""
+def measure(count: int) -> Measured:
+    """With so many pods. Raises BenchError if the agent doesn't watch all of their processes."""
     program = binary("pingpong")
-    name = f"scale{os.getpid()}"
-    with tempfile.TemporaryDirectory(prefix="schedtrace-bench-") as folder, ExitStack() as stack:
-        copies = [Path(shutil.copy(program, Path(folder) / f"{name}-{i}")) for i in range(min(count, DISTINCT))]
-        for i in range(count):
-            stack.enter_context(Workload(copies[i % len(copies)], "-n", 1))
-        yield f"{name}-*"
+    processes = count * PER_POD
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="schedtrace-bench-")))
+        made = stack.enter_context(pods(count))
+        copies = [Path(shutil.copy(program, folder / f"{folder.name}-{i}")) for i in range(min(processes, DISTINCT))]
+        for i in range(processes):
+            shell, *arguments = enter(made.cgroups[i // PER_POD], [copies[i % len(copies)], "-n", "1"])
+            stack.enter_context(Workload(Path(shell), *arguments))
+        selected: list[str | Path] = ["--log-root", made.log_root, "--select", f"bench/*/*/{folder.name}-*"]
+        one = stack.enter_context(agent(folder, selected, first=FIRST))
+        ready_cpu_ns = _cpu_ns([one.pid, *one.children()])
+        text = one.get("/metrics")
+        watched = sum(line.startswith("schedtrace_threads{") for line in text.splitlines())
+        if watched != processes:
+            raise BenchError(f"{watched} of {processes} processes are watched: {one.log.read_text()[-500:]}")
+        time.sleep(SETTLE_SECONDS)
+        family = [one.pid, one.keeper()]
+        before, began = _cpu_ns(family), time.monotonic_ns()
+        time.sleep(IDLE_SECONDS)
+        idle = (_cpu_ns(family) - before) / (time.monotonic_ns() - began)
+        scrapes, before = [], _cpu_ns([one.pid])
+        for _ in range(SCRAPES):
+            began = time.monotonic_ns()
+            one.get("/metrics")
+            scrapes.append((time.monotonic_ns() - began) / 1e6)
+        scrape_cpu_ms = (_cpu_ns([one.pid]) - before) / 1e6 / SCRAPES
+        values = {
+            READY: one.ready_seconds,
+            READY_CPU: ready_cpu_ns / 1e9,
+            IDLE: idle * 100,
+            MEMORY: anonymous_mb(one.pid),
+            CHILDREN: sum(map(anonymous_mb, one.children())),
+            SCRAPE: statistics.median(scrapes),
+            SCRAPE_CPU: scrape_cpu_ms,
+            STOP: one.stop(),
+        }
+    return Measured(count, sum(not line.startswith("#") for line in text.splitlines()), values)
 
 
-def _measure(count: int) -> tuple[str, ...]:
-    with _targets(count) as glob:
-        command = [sys.executable, "-m", "schedtrace", "agent", "--listen", f"127.0.0.1:{PORT}"]
-        start = time.monotonic()
-        agent = subprocess.Popen([*command, "--select", f"*/*/*/{glob}"], stderr=subprocess.DEVNULL)
-        try:
-            while True:
-                try:
-                    _get("/readyz")
-                    break
-                except (urllib.error.URLError, ConnectionError):
-                    if agent.poll() is not None or time.monotonic() - start > READY_SECONDS:
-                        raise BenchError("the agent doesn't get ready") from None
-                    time.sleep(0.05)
-            ready_seconds = time.monotonic() - start
-            watched = _get("/metrics").count("schedtrace_target_info{")
-            before, began = sum(map(_cpu_seconds, _family(agent.pid))), time.monotonic()
-            time.sleep(IDLE_SECONDS)
-            idle = (sum(map(_cpu_seconds, _family(agent.pid))) - before) / (time.monotonic() - began)
-            scrapes = []
-            for _ in range(SCRAPES):
-                began = time.monotonic()
-                _get("/metrics")
-                scrapes.append(time.monotonic() - began)
-            memory = sum(map(_anonymous_mb, _family(agent.pid)))
-            began = time.monotonic()
-            agent.send_signal(signal.SIGTERM)
-            agent.wait(60)
-            stop_seconds = time.monotonic() - began
-        finally:
-            if agent.poll() is None:
-                agent.kill()
-                agent.wait()
-    return (
-        str(count),
-        str(watched),
-        f"{ready_seconds:.1f} s",
-        f"{idle * 100:.2f} %",
-        f"{memory:.0f} MB",
-        f"{statistics.median(scrapes) * 1e3:.0f} ms",
-        f"{stop_seconds:.1f} s",
-    )
+def _cpu_ns(pids: list[int]) -> int:
+    return sum(map(process_cpu_ns, pids))
 
 
 def main() -> None:
-    titles = ("processes", "series sets", "ready", "idle CPU", "memory", "scrape p50", "stop")
-    print("The agent with many idle processes (idle CPU of one core; anonymous memory)\n")
-    print("".join(f"{title:>12}" for title in titles))
-    for count in SIZES:
-        print("".join(f"{value:>12}" for value in _measure(count)), flush=True)
+    print("The agent with idle Go processes, two a pod (idle CPU: of a core, with the child that holds the probes;")
+    print("memory: what no file holds)\n")
+    print_conditions()
+    all_measured = [measure(int(count)) for count in sys.argv[1:] or PODS]
+    titles = list(all_measured[0].values)
+    rows = [
+        [str(one.pods), str(one.pods * PER_POD), str(one.series), *(f"{one.values[title]:.2f}" for title in titles)]
+        for one in all_measured
+    ]
+    print_table(["pods", "processes", "series", *titles], rows)
+    limited = next(one for one in all_measured if one.pods == LIMITED)
+    for title, limit in _LIMITS:
+        print_limit(f"{LIMITED} pods: {title}", limited.values[title], limit)
+    each = all_measured[-1].values[SCRAPE] / all_measured[-1].pods
+    print_limit("scrape: a pod among the most, times one of 50", each * LIMITED / limited.values[SCRAPE], LINEAR)
 
 
 if __name__ == "__main__":

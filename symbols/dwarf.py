@@ -2,9 +2,12 @@
 
 Go's linker writes the type descriptions of the whole program into one compile unit, tens of thousands of
 them, so walking there takes seconds. But it stores every name inline, right behind a one-byte abbreviation
-code: the description of ``runtime.g`` is found by searching the section for those bytes, and pyelftools
-then reads that one entry, its members and the types they lead to. Holds for 1.17 to 1.27, DWARF 4 and 5
-(1.25 and later), linked by Go or by gcc, sections compressed or not.
+code: the description of ``runtime.g`` is found by searching the section for those bytes, and that one
+entry is read, its members and the types they lead to. Holds for 1.17 to 1.27, DWARF 4 and 5 (1.25 and later),
+linked by Go or by gcc, sections compressed or not.
+
+pyelftools reads the headers of units and the table of abbreviations. Entries are read here: it takes a tenth
+of a millisecond for one, and a few hundred are needed.
 """
 
 import bisect
@@ -12,12 +15,12 @@ import io
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from elftools.common.exceptions import DWARFError, ELFError
 from elftools.construct import ConstructError
-from elftools.dwarf.die import DIE
+from elftools.dwarf.compileunit import CompileUnit
 from elftools.dwarf.dwarfinfo import DebugSectionDescriptor, DwarfConfig, DWARFInfo
 
 from schedtrace.symbols.binary import Arch, Binary, Section
@@ -48,6 +51,15 @@ _DAMAGED = (
 )  # fmt: skip
 
 
+# Bytes of the forms that have a fixed size, as in 64-bit programs with 32-bit DWARF; DWARF 5, 7.5.6.
+_FIXED_SIZES = {
+    "DW_FORM_addr": 8, "DW_FORM_data1": 1, "DW_FORM_data2": 2, "DW_FORM_data4": 4, "DW_FORM_data8": 8,
+    "DW_FORM_ref1": 1, "DW_FORM_ref2": 2, "DW_FORM_ref4": 4, "DW_FORM_ref8": 8, "DW_FORM_ref_addr": 4,
+    "DW_FORM_flag": 1, "DW_FORM_flag_present": 0, "DW_FORM_sec_offset": 4, "DW_FORM_strp": 4,
+}  # fmt: skip
+_NUMBERS = frozenset({"DW_FORM_udata", "DW_FORM_ref_udata", "DW_FORM_addrx", "DW_FORM_strx"})
+
+
 @dataclass(frozen=True)
 class Struct:
     """A struct's size in bytes and, for each dotted field asked for that it has, the offset in bytes."""
@@ -68,10 +80,10 @@ def read_structs(binary: Binary, wanted: Mapping[str, Iterable[str]]) -> dict[st
             return {}
         found = {}
         for name, fields in wanted.items():
-            die = _find_struct(entries, name)
-            if die is not None:
-                offsets = {f: offset for f in fields if (offset := _offset(entries, die, f)) is not None}
-                found[name] = Struct(die.attributes["DW_AT_byte_size"].value, offsets)
+            entry = _find_struct(entries, name)
+            if entry is not None:
+                offsets = {f: offset for f in fields if (offset := _offset(entries, entry, f)) is not None}
+                found[name] = Struct(entry.number("DW_AT_byte_size"), offsets)
         return found
     except _DAMAGED:
         return {}
@@ -134,47 +146,112 @@ def _inflate(content: memoryview, size: int, limit: int) -> bytes | None:
     return data if len(data) == size else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An entry without what is below it. ``attributes``: name -> (form, value), numbers and bytes of strings."""
+
+    offset: int
+    end: int
+    unit_offset: int
+    tag: str
+    has_children: bool
+    attributes: dict[str, tuple[str, int | bytes]] = field(default_factory=dict)
+
+    def number(self, attribute: str) -> int:
+        """Raises LookupError or ValueError if it has no such attribute that is a number."""
+        _, value = self.attributes[attribute]
+        if isinstance(value, bytes):
+            raise ValueError(f"{attribute} is no number")
+        return value
+
+    @property
+    def name(self) -> str:
+        """Empty if it has none, or not inline."""
+        _, value = self.attributes.get("DW_AT_name", ("", b""))
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
+
+
 class _Entries:
     """Random access to the entries of .debug_info."""
 
     def __init__(self, dwarf: DWARFInfo, content: bytes) -> None:
         self.content = content
         self._dwarf = dwarf
-        self._stream = io.BytesIO(content)
         self._starts = list(islice(_unit_starts(content), _MAX_UNITS))
-        self._members: dict[int, dict[str, DIE]] = {}
+        self._units: dict[int, CompileUnit] = {}
+        self._members: dict[int, dict[str, _Entry]] = {}
 
-    def at(self, offset: int) -> DIE:
-        """The entry at ``offset``; raises one of _DAMAGED if there can be none."""
+    def at(self, offset: int) -> _Entry:
+        """The entry at ``offset``; raises one of _DAMAGED if there can be none, or one that Go doesn't write."""
         start = self._starts[bisect.bisect_right(self._starts, offset) - 1]
-        return DIE(self._dwarf.get_CU_at(start), self._stream, offset)
+        if start not in self._units:
+            self._units[start] = self._dwarf.get_CU_at(start)
+        unit = self._units[start]
+        code, position = _uleb128(self.content, offset)
+        if not code:
+            return _Entry(offset, position, start, "", False)  # the end of what is below another
+        abbreviation = unit.get_abbrev_table().get_abbrev(code)
+        attributes: dict[str, tuple[str, int | bytes]] = {}
+        for spec in abbreviation["attr_spec"]:
+            value, position = _value(self.content, position, spec.form)
+            attributes[spec.name] = (spec.form, value)
+        return _Entry(offset, position, start, abbreviation["tag"], abbreviation.has_children(), attributes)
 
-    def members(self, struct_die: DIE) -> Mapping[str, DIE]:
+    def members(self, struct: _Entry) -> Mapping[str, _Entry]:
         """A struct's members by name: the entries behind it. None has entries of its own below."""
-        known = self._members.get(struct_die.offset)
+        known = self._members.get(struct.offset)
         if known is not None:
             return known
-        found = self._members[struct_die.offset] = {}
-        offset = struct_die.offset + struct_die.size
+        found = self._members[struct.offset] = {}
+        offset = struct.end
         for _ in range(_MAX_MEMBERS):
-            die = self.at(offset)
-            if die.tag != "DW_TAG_member" or die.has_children:
+            entry = self.at(offset)
+            if entry.tag != "DW_TAG_member" or entry.has_children:
                 break
-            found.setdefault(_name(die), die)
-            offset += die.size
+            found.setdefault(entry.name, entry)
+            offset = entry.end
         return found
 
-    def type_of(self, die: DIE) -> DIE | None:
+    def type_of(self, entry: _Entry) -> _Entry | None:
         """The struct that a member or a typedef is of; None if it is of anything else."""
         for _ in range(_MAX_TYPEDEFS):
-            reference = die.attributes["DW_AT_type"]
-            within_unit = reference.form != "DW_FORM_ref_addr"
-            die = self.at(reference.value + (die.cu.cu_offset if within_unit else 0))
-            if die.tag == "DW_TAG_structure_type":
-                return die
-            if die.tag != "DW_TAG_typedef":
+            form, _ = entry.attributes["DW_AT_type"]
+            unit_offset = 0 if form == "DW_FORM_ref_addr" else entry.unit_offset
+            entry = self.at(entry.number("DW_AT_type") + unit_offset)
+            if entry.tag == "DW_TAG_structure_type":
+                return entry
+            if entry.tag != "DW_TAG_typedef":
                 return None
         return None
+
+
+def _value(content: bytes, position: int, form: str) -> tuple[int | bytes, int]:
+    """An attribute's value, and where it ends. Raises ValueError for forms that entries of types don't have in Go."""
+    size = _FIXED_SIZES.get(form)
+    if size is not None:
+        return int.from_bytes(content[position : position + size], "little"), position + size
+    if form == "DW_FORM_string":
+        end = content.index(b"\0", position)
+        return content[position:end], end + 1
+    if form in _NUMBERS:
+        return _uleb128(content, position)
+    if form == "DW_FORM_block1":
+        end = position + 1 + content[position]
+        return content[position + 1 : end], end
+    raise ValueError(f"{form} is not known here")
+
+
+def _uleb128(content: bytes, position: int) -> tuple[int, int]:
+    """A number of variable length, of at most 64 bits, and where it ends."""
+    number = shift = 0
+    while True:
+        byte = content[position]
+        number |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return number, position
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
 
 
 def _unit_starts(content: bytes) -> Iterator[int]:
@@ -187,7 +264,7 @@ def _unit_starts(content: bytes) -> Iterator[int]:
         start += 4 + length
 
 
-def _find_struct(entries: _Entries, name: str) -> DIE | None:
+def _find_struct(entries: _Entries, name: str) -> _Entry | None:
     needle = name.encode() + b"\0"
     position = 0
     for _ in range(_MAX_CANDIDATES):
@@ -198,25 +275,20 @@ def _find_struct(entries: _Entries, name: str) -> DIE | None:
         if entries.content[position - 1] >= 0x80:
             continue
         try:
-            die = entries.at(position - 1)
+            entry = entries.at(position - 1)
         except _DAMAGED:
             continue  # these bytes were part of another entry
-        if die.tag == "DW_TAG_structure_type" and _name(die) == name and "DW_AT_byte_size" in die.attributes:
-            return die
+        if entry.tag == "DW_TAG_structure_type" and entry.name == name and "DW_AT_byte_size" in entry.attributes:
+            return entry
     return None
 
 
-def _name(die: DIE) -> str:
-    attribute = die.attributes.get("DW_AT_name")
-    return attribute.value.decode("utf-8", "replace") if attribute else ""
-
-
-def _offset(entries: _Entries, struct_die: DIE, path: str) -> int | None:
+def _offset(entries: _Entries, struct: _Entry, path: str) -> int | None:
     first, _, rest = path.partition(".")
-    member = entries.members(struct_die).get(first)
+    member = entries.members(struct).get(first)
     if member is None:
         return None
-    offset = int(member.attributes["DW_AT_data_member_location"].value)
+    offset = member.number("DW_AT_data_member_location")
     if not rest:
         return offset
     inner = entries.type_of(member)

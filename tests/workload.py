@@ -142,9 +142,11 @@ class Workload:
     def _line(self, deadline: float) -> str:
         assert self._process.stdout
         descriptor = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
         while b"\n" not in self._pending:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            if left <= 0 or not poll.poll(left * 1000):
                 raise WorkloadError(f"{self._command[0]} says nothing in time: {self.errors()}")
             piece = os.read(descriptor, 65536)
             if not piece:

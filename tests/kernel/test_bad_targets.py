@@ -124,8 +124,7 @@ def session_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             finally:
                 session.detach(list(session._attachments))
                 for pid in list(session._targets):
-                    session.unwatch(pid)
-                    session.release(pid)
+                    session.retire([pid])
 
         monkeypatch.setattr(attach, "Session", reuse)
         yield

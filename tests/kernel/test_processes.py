@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from schedtrace.cgroups import CpuStat, read_membership, read_mounts
-from schedtrace.discovery import FULL, scan
+from schedtrace.discovery import scan
 from schedtrace.procfs import open_process
+from schedtrace.window import FULL_LEVEL
 from tests.workload import GOLANG, Workload, binary
 from tools import toolchains
 from tools.cgroup import CpuLimit
@@ -46,7 +47,7 @@ def test_list_shows_go_programs_and_their_limits() -> None:
         assert (one.quota_cores, one.cgroup_path) == (0.5, f"/{limit.path.name}")
         assert one.threads == len(list(Path(f"/proc/{limited.pid}/task").iterdir()))
         assert (two.go_version, two.gomaxprocs) == (f"go{toolchains.release('1.27')}", None)
-        assert (one.level, one.obstacle, two.level) == (FULL, "", FULL)
+        assert (one.level, one.obstacle, two.level) == (FULL_LEVEL, "", FULL_LEVEL)
 
 
 def test_a_process_in_namespaces_of_its_own() -> None:

@@ -237,7 +237,7 @@ def ended_process() -> int:
 
 
 def uprobe_events() -> list[str]:
-    return (Path(tracefs.ensure_mounted().path) / tracefs.UPROBE_EVENTS).read_text().splitlines()
+    return (Path(tracefs.ensure_mounted()) / tracefs.UPROBE_EVENTS).read_text().splitlines()
 
 
 def line_owner(line: str) -> int:
@@ -249,7 +249,7 @@ def line_owner(line: str) -> int:
 @contextmanager
 def event_lines(*lines: str) -> Iterator[None]:
     """Lines in uprobe_events that are there for as long as the block lasts."""
-    path = Path(tracefs.ensure_mounted().path) / tracefs.UPROBE_EVENTS
+    path = Path(tracefs.ensure_mounted()) / tracefs.UPROBE_EVENTS
 
     def write(line: str) -> None:
         # Never truncate, that removes everybody's; nor seek, as Python's own files do, which is refused.

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from schedtrace.cgroups import read_membership, read_mounts
-from schedtrace.discovery import FULL, GoBinary, GoProcess, _gomaxprocs, look_at, scan
+from schedtrace.discovery import GoBinary, GoProcess, _gomaxprocs, look_at, scan
+from schedtrace.window import FULL_LEVEL
 
-GO = GoBinary("go1.27.3", FULL, "")
+GO = GoBinary("go1.27.3", FULL_LEVEL, "")
 REFUSED = GoBinary("go1.19.8", "", "casgstatus is nowhere to be found")
 
 

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from schedtrace.cgroups import ContainerRef, CpuStat
+from schedtrace.cgroups import CpuStat
 from schedtrace.check import Finding, NodeReport
 from schedtrace.discovery import GoProcess, Scan
 from schedtrace.listings import Listing, check_listing, inspect_listing, list_listing
 from schedtrace.plan import Probe, ProbePlan
+from schedtrace.pods import Owner
 from schedtrace.symbols.layout import Layout
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,9 @@ def process(pid: int, name: str, container: str = "", obstacle: str = "") -> GoP
         cgroup_path="/a",
         quota_cores=0.5 if pid == 7 else None,
         throttling=CpuStat(10, 3, 1_500_000_000) if pid == 7 else CpuStat(0, 0, 0),
-        owner=ContainerRef("", container),
+        cpus=(0, 1, 5) if pid == 7 else None,
+        memory_limit_bytes=1 << 30 if pid == 7 else None,
+        owner=Owner("", "", container[:12], "", container),
         level="" if obstacle else "full",
         obstacle=obstacle,
     )
@@ -116,8 +119,8 @@ def test_list() -> None:
     )
     listing = list_listing(scan)
     assert narrow(listing) == [
-        "  PID  name   Go      threads  GOMAXPROCS  limit  throttled  container",
-        "    7  app    1.27.3    1,200           4   0.50     1.50 s  4ab74ab7",
+        "  PID  name   Go      threads  GOMAXPROCS  limit  throttled  pod or container",
+        "    7  app    1.27.3    1,200           4   0.50     1.50 s  4ab74ab74ab7",
         "   12  proxy  1.27.3    1,200               none",
         "",
         "1 of 2 can be watched at full level.",
@@ -134,9 +137,14 @@ def test_list() -> None:
         "gomaxprocs": 4,
         "threads": 1200,
         "cgroup": "/a",
+        "namespace": "",
+        "pod": "",
+        "container": "4ab74ab74ab7",
         "pod_uid": "",
         "container_id": "4ab7" * 16,
         "cpu_quota_cores": 0.5,
+        "cpus": [0, 1, 5],
+        "memory_limit_bytes": 1 << 30,
         "throttled_periods": 3,
         "throttled_seconds": 1.5,
         "level": "full",
@@ -198,10 +206,14 @@ def test_every_key_of_the_json_is_documented() -> None:
 
 def test_a_full_list_is_narrow() -> None:
     long_name = "kube-state-metrics-with-a-long-name"
-    one = replace(
-        process(4194303, long_name, "4ab7" * 16), gomaxprocs=64, go_version="go1.22.10", quota_cores=1.5
-    )
+    one = replace(process(4194303, long_name), gomaxprocs=64, go_version="go1.22.10", quota_cores=1.5)
     listing = list_listing(Scan((replace(one, throttling=CpuStat(9, 9, 10**14)),), 0, may_ptrace=True))
-    assert (
-        narrow(listing)[1] == "  4194303  …ong-name  1.22.10    1,200          64   1.50  100,000 s  4ab74ab7"
-    )
+    assert narrow(listing)[1] == "  4194303  …cs-with-a-long-name  1.22.10    1,200          64   1.50  100,000 s"
+
+
+def test_a_pods_name_is_shown_whole() -> None:
+    one = replace(process(9, "app"), owner=Owner("shop", "checkout-7d9f8b6c5-x2x9k", "app", "uid", "4ab7" * 16))
+    listing = list_listing(Scan((one,), 0, may_ptrace=True))
+    assert listing.text.plain.split("\n")[1].endswith("  shop/checkout-7d9f8b6c5-x2x9k")
+    shown = listing.json["processes"][0]
+    assert (shown["namespace"], shown["pod"], shown["container"]) == ("shop", "checkout-7d9f8b6c5-x2x9k", "app")
