@@ -28,6 +28,7 @@ from schedtrace.binaries import Binaries, GoBinary, file_key
 from schedtrace.cgroups import Membership, container_of, read_cpu_stat, read_membership, read_mounts, read_quota_cores
 from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
 from schedtrace.logs import EventLog
+from schedtrace.passive_level import PassiveLevel
 from schedtrace.plan import ProbePlan
 from schedtrace.pods import PodIndex
 from schedtrace.procfs import Process, open_process
@@ -80,6 +81,7 @@ class Fleet:
         self._binaries = binaries
         self._attachments = Attachments(session, confined=not selection.everything)
         self._accounts = Accounts()
+        self._passive = PassiveLevel(lambda pid, reason: events.info("passive", reason, pid=pid))
         self._costs = target.measure_costs(session, programs, (True, False))
         self._watched: dict[int, _Watched] = {}
         self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name
@@ -200,8 +202,20 @@ class Fleet:
             self._poll.register(process.pidfd.fileno(), select.EPOLLIN)
             self._session.watch(process.pid, record)
             self._name(watched, labels)
+        self._read_passively(process, binary)
         self._events.info("watching", "watching a Go process", pid=process.pid, exe=process.exe, go=plan.go_version)
         return True
+
+    def _read_passively(self, process: Process, binary: GoBinary) -> None:
+        """Besides, read what the runtime counts itself, where that can be found."""
+        reason = binary.runtime
+        if not isinstance(reason, str):
+            try:
+                self._passive.watch(process, reason, process.load_bias())
+            except SchedtraceError as error:
+                reason = str(error)
+        if isinstance(reason, str):
+            self._events.info("passive", f"what its runtime counts isn't read: {reason}", pid=process.pid)
 
     def _labels(self, process: Process, membership: Membership, *, patient: bool = True) -> Labels | None:
         """Whose a process is; None if its pod's name may still come and one is patient."""
@@ -241,6 +255,7 @@ class Fleet:
             snapshots = self._session.retire([watched.process.pid for watched in buried])
             for watched in buried:
                 self._settle(watched, snapshots[watched.process.pid])
+                self._passive.drop(watched.process.pid)
                 del self._watched[watched.process.pid]
                 watched.probed.leave(watched.process.pid)
                 self._poll.unregister(watched.process.pidfd.fileno())
@@ -277,6 +292,7 @@ class Fleet:
 
     def view(self) -> NodeView:
         """What there is to export now. May be called from another thread than :meth:`run`'s, one call at a time."""
+        self._passive.read()
         with self._lock:
             snapshots = self._session.snapshots()
             living: dict[Labels, list[_Watched]] = {}
@@ -288,6 +304,7 @@ class Fleet:
                 processes, totals = living.get(labels, []), account.totals
                 for watched in processes:
                     totals = totals + self._totals(watched, snapshots[watched.process.pid])
+                states = [state for w in processes if (state := self._passive.state(w.process.pid))]
                 limits = [limit.cores for w in processes if (limit := w.membership.cpu_limit(quota_of))]
                 series.append(
                     Series(
@@ -298,6 +315,8 @@ class Fleet:
                         open_fds=_sum_of(processes, lambda process: process.open_fd_count()),
                         quota_cores=min(limits, default=None),
                         throttled_ns=account.refresh_throttling(_throttled_ns),
+                        gomaxprocs=sum(state.gomaxprocs for state in states) if states else None,
+                        goroutines=sum(state.goroutines for state in states) if states else None,
                     )
                 )
             return NodeView(tuple(series), dict(self._failures), dict(self._lost))
@@ -316,6 +335,7 @@ class Fleet:
             run_queue=counts.run_queue,
             lost=counts.lost,
             overhead_ns=target.overhead_ns(plan, counts.hits, self._costs) or 0,
+            runtime_sched_latency=self._passive.latencies(watched.process.pid),
         )
 
     def close(self) -> None:
@@ -323,6 +343,7 @@ class Fleet:
         for watched in self._watched.values():
             watched.process.close()
         self._watched.clear()
+        self._passive.close()
 
 
 def running_pids() -> Iterator[int]:

@@ -73,12 +73,17 @@ class Patience(Generic[_Key, _Result]):
         self._most_left_behind = most_left_behind
         self._hanging: dict[threading.Thread, _Key] = {}
 
+    @property
+    def hanging(self) -> frozenset[_Key]:
+        """Whose calls were left behind, when last looked at."""
+        return frozenset(self._hanging.values())
+
     def call(self, calls: Mapping[_Key, Callable[[], _Result]]) -> dict[_Key, _Result | SchedtraceError]:
         """What each call returned, or the SchedtraceError that it raised: a NotTraceable if it took too long, if an
         earlier call for that key still hangs, or if already as many hang as may. Other exceptions are raised."""
         for thread in [thread for thread in self._hanging if not thread.is_alive()]:
             del self._hanging[thread]
-        hanging = set(self._hanging.values())
+        hanging = self.hanging
         results: dict[_Key, _Result | SchedtraceError] = {key: self._refusal() for key in calls if key in hanging}
         left = {key: call for key, call in calls.items() if key not in hanging}
         while left:
