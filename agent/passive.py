@@ -60,7 +60,8 @@ class RuntimeState:
     the wish to stop for the collector until all run again, and from Go 1.22 "stopped_other", for other reasons, and
     "stopping_gc" and "stopping_other", until all have stopped. ``goroutines`` are those that runtime.NumGoroutine
     counts, without the runtime's own. ``threads`` are the runtime's Ms that have not ended; where C code calls Go, one
-    of them may have no thread. ``run_queue`` is the length of the global queue. ``gc_cycles`` are completed ones;
+    of them may have no thread. ``run_queue`` is the length of the global queue; goroutines that
+    move between queues while these are read may be counted twice, or not at all. ``gc_cycles`` are completed ones;
     ``heap_goal_bytes`` is the heap's size at which the current one is to end. They are None where they are not known,
     the goal also where there is none (GOGC=off).
     """

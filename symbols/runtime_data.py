@@ -61,9 +61,10 @@ _DERIVATIONS: Mapping[str, tuple[tuple[_Use, ...], ...]] = {
     "allgs": (
         (("allgadd", _SLICE_WORDS),),
         (("forEachG", (_SELF,)), ("gcPrepareMarkRoots|gcMarkRootPrepare", (_SELF,))),
+        (("forEachG", (_SELF,)), ("markroot", (_SELF,))),  # up to Go 1.17
     ),
     "memstats": (
-        (("gcMarkTermination", ("mstats.numgc", "mstats.numforcedgc", "mstats.pause_total_ns", PAUSES)),),
+        (("gcMarkTermination", ("mstats.numgc", "mstats.numforcedgc", "mstats.pause_total_ns")),),
         (("gcTrigger.test", ("mstats.last_gc_nanotime", "mstats.enablegc")),),
     ),
     "gcController": (
@@ -74,6 +75,8 @@ _DERIVATIONS: Mapping[str, tuple[tuple[_Use, ...], ...]] = {
         ),),
     ),
 }  # fmt: skip
+# Uses none of them: what it names is named everywhere, such as where a shared object finds the running goroutine.
+_UNRELATED = "(*semaRoot).dequeue"
 _NEEDED = ("sched", "allp", "gomaxprocs", "allgs")
 # What else a layout must have; without the fields of memstats and gcController the two are left out.
 _NEEDED_FIELDS = (
@@ -171,6 +174,7 @@ class _Uses:
         self._binary = binary
         self._layout = layout
         functions = {function for ds in _DERIVATIONS.values() for d in ds for function, _ in d}
+        functions.add(_UNRELATED)
         functions.update(function for recorders in _RECORDERS.values() for function in recorders)
         names = {_RUNTIME + name for function in functions for name in function.split("|")}
         self._functions = table.functions_named(names)
@@ -189,7 +193,7 @@ class _Uses:
         possible: frozenset[int] | None = None
         for function, fields in derivation:
             for offset in self._offsets(fields):
-                shifted = frozenset(target - offset for target in self.targets(function))
+                shifted = frozenset(target - offset for target in self.targets(function) - self.targets(_UNRELATED))
                 possible = shifted if possible is None else possible & shifted
         if possible and name in _SLICES:  # where only one word is asked for, the words behind it look the same
             possible = frozenset(vaddr for vaddr in possible if vaddr - _WORD not in possible)
