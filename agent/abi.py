@@ -49,6 +49,27 @@ class WakeCause(enum.IntEnum):
     COUNT = 11
 
 
+class ProbeKind(enum.IntEnum):
+    """enum probe_kind"""
+
+    UNKNOWN = 0
+    CASGSTATUS = 1
+    PARK = 2
+    READY = 3
+    READY_LIST = 4
+    RUN = 5
+    CREATE = 6
+    CREATED = 7
+    YIELD = 8
+    STOP = 9
+    EXIT = 10
+    SYSCALL = 11
+    SYSCALL_EXIT = 12
+    SYSCALL_EXIT_NO_P = 13
+    COROUTINE_SWITCH = 14
+    COUNT = 15
+
+
 class LostReason(enum.IntEnum):
     """enum lost_reason"""
 
@@ -60,7 +81,8 @@ class LostReason(enum.IntEnum):
     LIST_TOO_LONG = 5
     BEGAN_BEFORE = 6
     SWITCH_UNSEEN = 7
-    COUNT = 8
+    PROBE_UNKNOWN = 8
+    COUNT = 9
 
 
 class Histogram(ctypes.Structure):
@@ -80,6 +102,7 @@ class Target(ctypes.Structure):
         ("attached_ns", ctypes.c_uint64),
         ("running_reasons", ctypes.c_uint64),
         ("sites", ctypes.c_uint64 * SITE_LIMIT),
+        ("kinds", ctypes.c_uint8 * SITE_LIMIT),
         ("slot", ctypes.c_uint32),
         ("g_waitreason", ctypes.c_uint16),
         ("g_preempt", ctypes.c_uint16),
@@ -199,6 +222,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
 ENUMS: dict[str, tuple[str, type[enum.IntEnum]]] = {
     "goroutine_state": ("STATE_", GoroutineState),
     "wake_cause": ("CAUSE_", WakeCause),
+    "probe_kind": ("KIND_", ProbeKind),
     "lost_reason": ("LOST_", LostReason),
 }
 """Enum name in types.h -> prefix of its constants there, and its twin."""

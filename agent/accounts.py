@@ -6,8 +6,9 @@ container's is gone between two runs). Then it is shown once more, and dropped.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from schedtrace.series import Labels, SeriesTotals, TargetInfo
@@ -57,10 +58,12 @@ class Accounts:
 
     def __init__(self) -> None:
         self._accounts: dict[Labels, Account] = {}
+        self._names = Counter[tuple[str, str, str]]()
+        """How many accounts each container has."""
 
     def open(self, labels: Labels, owner: Owner, info: TargetInfo) -> None:
         """A process in ``owner`` counts into ``labels`` from now on."""
-        account = self._accounts.setdefault(labels, Account())
+        account = self._account(labels)
         if owner.container:
             account.containers.setdefault(owner.container, 0)
         if owner.life:
@@ -71,15 +74,17 @@ class Accounts:
     def has_room_for(self, labels: Labels) -> bool:
         """May a process have these labels? Whoever can copy an executable can invent names without end: a container
         gets so many."""
-        if labels in self._accounts:
-            return True
-        container = replace(labels, process="")
-        names = sum(replace(other, process="") == container for other in self._accounts)
-        return names < MOST_NAMES
+        return labels in self._accounts or self._names[_container(labels)] < MOST_NAMES
+
+    def _account(self, labels: Labels) -> Account:
+        if labels not in self._accounts:
+            self._accounts[labels] = Account()
+            self._names[_container(labels)] += 1
+        return self._accounts[labels]
 
     def pay_in(self, labels: Labels, totals: SeriesTotals) -> None:
         """A process has ended, or counts into other labels from now on: this is what it did."""
-        account = self._accounts.setdefault(labels, Account())
+        account = self._account(labels)
         account.totals = account.totals + totals
 
     def for_scrape(self, alive: Collection[Labels]) -> Iterator[tuple[Labels, Account]]:
@@ -90,6 +95,11 @@ class Accounts:
             if labels not in alive and not account.lives:
                 if account.shown_last:
                     del self._accounts[labels]
+                    self._names -= Counter([_container(labels)])  # without those that have none left
                     continue
                 account.shown_last = True
             yield labels, account
+
+
+def _container(labels: Labels) -> tuple[str, str, str]:
+    return labels.namespace, labels.pod, labels.container

@@ -10,8 +10,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 from types import FrameType
 
 from schedtrace.binaries import Binaries
@@ -23,7 +21,7 @@ from schedtrace.logs import EventLog
 from schedtrace.node import prepare_node
 from schedtrace.pods import PodIndex
 from schedtrace.selection import Selection
-from schedtrace.session import Session
+from schedtrace.session import Compilation, Session, Sizes
 from schedtrace.tls import TlsFiles
 from schedtrace.web import Address, MetricsServer
 
@@ -51,9 +49,12 @@ def run(options: Options) -> None:
     Raises SchedtraceError if the node or the options can't be used.
     """
     stop = threading.Event()
+    fleet: Fleet | None = None
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         stop.set()
+        if fleet:
+            fleet.wake()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
@@ -65,20 +66,15 @@ def run(options: Options) -> None:
     events = EventLog(sys.stderr, as_json=options.log_json)
     require_capabilities()
     prepare_node()
-    programs = all_programs(Path(str(files("schedtrace.bpf"))))
+    # One target is this process, while the cost of a hit is measured.
+    sizes = Sizes(targets=options.max_targets + 1, goroutines=options.max_goroutines)
     with ExitStack() as stack:
-        binaries = stack.enter_context(closing(Binaries()))
+        binaries = stack.enter_context(closing(Binaries()))  # it forks, which is cheap before the compiler is loaded
         binaries.look_ahead(running_pids())  # while the compiler works
-        session = stack.enter_context(
-            Session(
-                programs,
-                max_targets=options.max_targets + 1,  # one is this process's own, while the cost of a hit is measured
-                max_goroutines=options.max_goroutines,
-                process_events=True,
-            )
-        )
+        compilation = stack.enter_context(Compilation(sizes, all_programs(), process_events=True))
+        session = stack.enter_context(Session(compilation, all_programs()))
         _LIBC.malloc_trim(0)  # the compiler in this process has left 15 MB of free memory behind
-        fleet = Fleet(session, programs, PodIndex(options.log_root), selection, events, binaries)
+        fleet = Fleet(session, PodIndex(options.log_root), selection, events, binaries)
         server = MetricsServer(
             options.listen,
             Exporter(fleet.view, options.max_series),

@@ -19,7 +19,7 @@ from schedtrace.image import Image, open_image
 from schedtrace.node import prepare_node
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
 from schedtrace.procfs import ExecutableIdentity, Process, open_process
-from schedtrace.session import Session
+from schedtrace.session import Compilation, Session
 from schedtrace.window import FULL_LEVEL, ProbeHits, Target, Throttling, Window
 
 _EXEC_LOOK_SECONDS = 0.05
@@ -28,9 +28,13 @@ _EXEC_LOOK_SECONDS = 0.05
 class Watch:
     """A target from attach to detach. Close it, or use it in ``with``."""
 
-    def __init__(self, pid: int, *, syscalls: bool = False, max_goroutines: int = 1 << 17) -> None:
-        """Attach to process ``pid``. Raises the SchedtraceError that says why it can't be done."""
+    def __init__(self, pid: int, compilation: Compilation | None = None, *, syscalls: bool = False) -> None:
+        """Attach to process ``pid``. ``compilation``: one that has begun already, if any; it is closed with the watch.
+
+        Raises the SchedtraceError that says why it can't be done.
+        """
         with ExitStack() as stack:
+            compilation = stack.enter_context(compilation or Compilation())
             self.process = stack.enter_context(open_process(pid))
             prepare_node()
             image = open_image(self.process, syscalls=syscalls)
@@ -40,14 +44,11 @@ class Watch:
             stack.callback(self._names.close)
             self._bias = image.load_bias
             self._cgroups = _cgroups_of(self.process)
-            programs = dict.fromkeys(probe.program for probe in self.plan.probes)
             with _explained_by_check():
-                self._session = stack.enter_context(
-                    Session(tuple(programs), max_targets=2, max_goroutines=max_goroutines)
-                )
+                self._session = stack.enter_context(Session(compilation, target.programs_of(self.plan)))
                 self._attach(image)
             self._costs = target.measure_costs(
-                self._session, programs, {probe.emulated for probe in self.plan.probes}
+                self._session, self.plan.mode, {probe.emulated for probe in self.plan.probes}
             )
             self._stack = stack.pop_all()
 

@@ -6,10 +6,10 @@ What is not Go is remembered too, so that the thousandth shell costs a stat and 
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 from schedtrace.discovery import has_build_information
@@ -20,6 +20,7 @@ from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
 
 _REMEMBERED = 4096
 _READERS = 2
+_LAYOUTS = 64
 _IDLE_SECONDS = 10.0
 """A reader with nothing to do ends after that: it holds memory."""
 
@@ -58,6 +59,7 @@ class Binaries:
     def __init__(self) -> None:
         """Fork the readers: while this process is still small, that is cheap."""
         self._known: OrderedDict[FileKey, GoBinary | None] = OrderedDict()
+        self._plans: deque[ProbePlan] = deque(maxlen=_LAYOUTS)  # of different layouts
         self._readers = [Reader[FileKey, _Finding](_find) for _ in range(min(_READERS, os.cpu_count() or 1))]
 
     def known_not_go(self, key: FileKey) -> bool:
@@ -106,9 +108,21 @@ class Binaries:
         if isinstance(answer.error, PermissionDenied):
             return  # that may change
         plan, refusal, runtime = answer.result or (None, str(answer.error or ""), "")
-        self._known[key] = GoBinary(key, plan, refusal, runtime) if plan or refusal else None
+        self._known[key] = GoBinary(key, self._slim(plan), refusal, runtime) if plan or refusal else None
         while len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
+
+    def _slim(self, plan: ProbePlan | None) -> ProbePlan | None:
+        """The plan without what the agent has no use for, and with a layout that equal ones share: there can be
+        thousands of plans, and there are few layouts."""
+        if plan is None:
+            return None
+        slim = replace(plan, settings={}, notes=(), unseen=())
+        for known in self._plans:
+            if known.layout == plan.layout:
+                return replace(slim, layout=known.layout)
+        self._plans.append(slim)
+        return slim
 
     def tick(self) -> None:
         """End readers that have had nothing to do for a while."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ class MapReader:
         if self._lib.bpf_lookup_elem(self._fd(table), ctypes.byref(key), _pointer(buffer)):
             raise _refused("read", table)
         return buffer
+
+    def counter(self, table: str) -> int:
+        """The one number in a per-CPU array, summed over CPUs."""
+        return int(self.per_cpu(table, 0, np.dtype(np.uint64)).sum())
 
     def stats(self, slot: int) -> Any:
         """A target's record of :class:`abi.TargetStats`, summed over CPUs (maxima are maxima)."""
@@ -80,6 +85,16 @@ class MapReader:
             if last:
                 return np.concatenate(found_keys), np.concatenate(found_values)
             position, first = ctypes.c_uint32(next_position.value), False
+
+    def grouped(self, values: Array, by: Array) -> dict[int, Array]:
+        """Elements of ``values`` by the numbers in ``by``, which has as many."""
+        order = np.argsort(by, kind="stable")
+        found, starts = np.unique(by[order], return_index=True)
+        return dict(zip(found.tolist(), np.split(values[order], starts[1:]), strict=False))  # of none: one empty piece
+
+    def delete_of(self, table: str, keys: Array, numbers: Array, wanted: Sequence[int]) -> None:
+        """Delete those of ``keys`` that have one of ``wanted`` in ``numbers``."""
+        self.delete(table, keys[np.isin(numbers, wanted)])
 
     def delete(self, table: str, keys: Array) -> None:
         """Delete entries of a hash map; those that are gone already don't matter."""

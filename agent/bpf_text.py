@@ -8,17 +8,31 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from schedtrace import abi
+from schedtrace import abi, bpf
 
+FOLDER = Path(next(iter(bpf.__path__)))
+PROBE = "on_probe"
+"""The program for all kinds of probes but those that need one of their own."""
+_OWN_PROGRAMS = {
+    abi.ProbeKind.READY_LIST: "on_ready_list",
+    abi.ProbeKind.COROUTINE_SWITCH: "on_coroutine_switch",
+}
+OPTIONAL_PROGRAMS = frozenset({"on_ready_list"})
+"""Those that are compiled only if they are asked for: they cost time, and few need them."""
 DIFFERENT_TYPES = "bpf/types.h and abi.py are of different versions: install schedtrace anew"
 
 
-def all_programs(folder: Path) -> tuple[str, ...]:
-    """The BPF functions for uprobes: those that are compiled only when asked for."""
-    return tuple(re.findall(r"(?m)^int (on_\w+)\(struct pt_regs", (folder / "schedtrace.c").read_text()))
+def program_of(kind: abi.ProbeKind) -> str:
+    """The BPF function for probes of that kind."""
+    return _OWN_PROGRAMS.get(kind, PROBE)
 
 
-def source_text(folder: Path) -> str:
+def all_programs() -> tuple[str, ...]:
+    """The BPF functions for uprobes."""
+    return (PROBE, *_OWN_PROGRAMS.values())
+
+
+def source_text() -> str:
     """The programs as one text, local includes put in their places.
 
     BCC rewrites map accesses and tracepoint arguments in the main file only, so that headers with code must be in it.
@@ -28,7 +42,7 @@ def source_text(folder: Path) -> str:
 
     def expand(name: str) -> Iterator[str]:
         yield f'#line 1 "{name}"'
-        for number, line in enumerate((folder / name).read_text().splitlines(), 1):
+        for number, line in enumerate((FOLDER / name).read_text().splitlines(), 1):
             include = re.match(r'#include "(\w+\.h)"', line)
             if not include:
                 yield line

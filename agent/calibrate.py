@@ -18,6 +18,8 @@ from time import thread_time_ns
 from typing import Self
 
 from schedtrace import abi
+from schedtrace.abi import ProbeKind
+from schedtrace.bpf_text import PROBE
 from schedtrace.session import ProbeSite, Session
 
 _ROUNDS = 5
@@ -25,8 +27,10 @@ _LOOPS = 400
 HITS_PER_LOOP = 3
 _G_SIZE = 4096
 
-CASGSTATUS = ("on_casgstatus", "on_casgstatus", "on_casgstatus")
-FUNCTIONS = ("on_park_m", "on_ready", "on_execute")
+Kinds = tuple[ProbeKind, ProbeKind, ProbeKind]
+"""What the probes on a page's sites mean: all of one transition each."""
+CASGSTATUS: Kinds = (ProbeKind.CASGSTATUS, ProbeKind.CASGSTATUS, ProbeKind.CASGSTATUS)
+FUNCTIONS: Kinds = (ProbeKind.PARK, ProbeKind.READY, ProbeKind.RUN)
 
 
 @dataclass(frozen=True)
@@ -107,11 +111,12 @@ class CodePage:
         first = ctypes.addressof(memory)
         self._run(first, loops, stride, first + len(memory))
 
-    def target(self, sites: Sequence[int]) -> abi.Target:
+    def target(self, sites: Sequence[int], kinds: Kinds) -> abi.Target:
         """What BPF must know of this process to count hits at ``sites``: the made-up goroutines are all zero."""
         record = abi.Target(g_waitreason=0, g_preempt=1, g_schedlink=8, g_syscallsp=16, g_startpc=24)
-        for i, site in enumerate(sites):
+        for i, (site, kind) in enumerate(zip(sites, kinds, strict=True)):
             record.sites[i] = self._address + site
+            record.kinds[i] = kind
         return record
 
     def __enter__(self) -> Self:
@@ -125,12 +130,12 @@ class CodePage:
         os.close(self.fd)
 
 
-def cost_ns(session: Session, programs: tuple[str, str, str], *, stepped: bool = False) -> float:
+def cost_ns(session: Session, kinds: Kinds, *, stepped: bool = False) -> float:
     """CPU time of one hit in nanoseconds, median of several rounds.
 
-    ``programs`` must be loaded in ``session``, which needs room for one more target: :data:`CASGSTATUS` or
-    :data:`FUNCTIONS`. ``stepped``: on an instruction that the kernel single-steps. Takes some milliseconds, and leaves
-    its probes, on a page nothing else maps, until the session is closed.
+    ``kinds``: :data:`CASGSTATUS` or :data:`FUNCTIONS`. ``session`` needs room for one more target. ``stepped``: on an
+    instruction that the kernel single-steps. Takes some milliseconds, and leaves its probes, on a page nothing else
+    maps, until the session is closed.
     """
     with CodePage() as page:
 
@@ -144,8 +149,8 @@ def cost_ns(session: Session, programs: tuple[str, str, str], *, stepped: bool =
 
         bare = measure()
         sites = page.stepped if stepped else page.emulated
-        session.attach(page.fd, [ProbeSite(p, offset) for p, offset in zip(programs, sites, strict=True)])
-        session.watch(os.getpid(), page.target(sites))
+        session.attach(page.fd, [ProbeSite(PROBE, offset) for offset in sites])
+        session.watch(os.getpid(), page.target(sites, kinds))
         page.pass_sites(_LOOPS)
         probed = measure()
         session.retire([os.getpid()])

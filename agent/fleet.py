@@ -31,7 +31,7 @@ from schedtrace.logs import EventLog
 from schedtrace.passive_level import PassiveLevel
 from schedtrace.plan import ProbePlan
 from schedtrace.pods import PodIndex
-from schedtrace.procfs import Process, open_process
+from schedtrace.procfs import Process, open_process, read_stat
 from schedtrace.selection import Selection
 from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
 from schedtrace.session import Session, Snapshot
@@ -69,7 +69,6 @@ class Fleet:
     def __init__(
         self,
         session: Session,
-        programs: Sequence[str],
         pods: PodIndex,
         selection: Selection,
         events: EventLog,
@@ -82,7 +81,7 @@ class Fleet:
         self._attachments = Attachments(session, confined=not selection.everything)
         self._accounts = Accounts()
         self._passive = PassiveLevel(lambda pid, reason: events.info("passive", reason, pid=pid))
-        self._costs = target.measure_costs(session, programs, (True, False))
+        self._costs = target.measure_costs(session, "casgstatus", (True, False))
         self._watched: dict[int, _Watched] = {}
         self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name
         self._lost = Counter[str]()
@@ -92,10 +91,17 @@ class Fleet:
         for descriptor in session.executed(self._executed.append, self._events_lost):
             self._poll.register(descriptor, select.EPOLLIN)
         self._exits: dict[int, int] = {}  # pidfd -> PID
+        self._wake = os.eventfd(0)
+        self._poll.register(self._wake, select.EPOLLIN)
         self.ready = threading.Event()
 
     def _events_lost(self, count: int) -> None:
         self._lost["process_events"] += count
+
+    def wake(self) -> None:
+        """Have :meth:`run` look at its ``stop`` now, and not within a second. For signal handlers."""
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     def run(self, stop: threading.Event) -> None:
         """Watch until ``stop`` is set. Sets :attr:`ready` once what ran at the start is watched."""
@@ -145,13 +151,24 @@ class Fleet:
             self._bury([pid])
             self._take_up(pid, name_until or monotonic() + _PATIENCE_SECONDS)
         except (FileNotFoundError, ProcessLookupError):
-            self._bury([pid])  # a kernel thread, or gone already
+            self._gone(pid)
         except PermissionError:
             self._fail("permission", pid, f"the kernel doesn't let us look into process {pid}, CAP_SYS_PTRACE or not")
         except SchedtraceError as error:
             self._fail(_reason_of(error), pid, str(error))
         except OSError as error:  # whatever a file system says that a container has mounted
             self._fail("attach_failed", pid, f"process {pid} can't be looked into: {error}")
+
+    def _gone(self, pid: int) -> None:
+        """There is no executable to look at: a kernel thread, or a process that has ended. If it has ended before it
+        was ever looked at, nobody knows whether it was Go: that is said."""
+        if pid not in self._watched:
+            try:
+                ended = read_stat(pid).state in "ZX"
+            except OSError:
+                ended = True
+            self._lost["process_ended_unseen"] += ended
+        self._bury([pid])
 
     def _take_up(self, pid: int, name_until: float) -> None:
         process = open_process(pid)
@@ -344,6 +361,9 @@ class Fleet:
             watched.process.close()
         self._watched.clear()
         self._passive.close()
+        self._poll.close()
+        wake, self._wake = self._wake, -1  # a signal may still come
+        os.close(wake)
 
 
 def running_pids() -> Iterator[int]:

@@ -27,6 +27,7 @@ LOST_NAMES: Mapping[abi.LostReason, str] = {
     abi.LostReason.LIST_TOO_LONG: "ready_list_too_long",
     abi.LostReason.BEGAN_BEFORE: "interval_began_before_window",
     abi.LostReason.SWITCH_UNSEEN: "thread_switch_unseen",
+    abi.LostReason.PROBE_UNKNOWN: "unknown_probe",
 }
 _STATE = abi.GoroutineState
 

@@ -39,7 +39,7 @@ class Listing:
 def inspect_listing(plan: ProbePlan) -> Listing:
     """The decision of plan.py about one binary."""
     rows = [
-        (p.function, p.site, f"{p.vaddr:#x}", "" if p.emulated else "dear", p.program) for p in plan.probes
+        (p.function, p.site, f"{p.vaddr:#x}", "" if p.emulated else "dear", p.kind.name.lower()) for p in plan.probes
     ]
     dear = "" if all(p.emulated for p in plan.probes) else "dear: the kernel single-steps this instruction"
     parts = [
@@ -50,7 +50,7 @@ def inspect_listing(plan: ProbePlan) -> Listing:
         paragraph(f"Struct layout: {_layout(plan)}"),
         Text(),
         heading(plural(len(plan.probes), "probe"), dear),
-        columns(("function", "instruction", "address", "", "program"), rows, "<<<<<"),
+        columns(("function", "instruction", "address", "", "kind"), rows, "<<<<<"),
     ]
     if plan.unseen:
         parts += [Text(), heading("Can't be seen"), *(paragraph(text, bullet="- ") for text in plan.unseen)]

@@ -10,12 +10,17 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import monotonic
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from schedtrace.attach import Watch
-from schedtrace.window import Window
+from schedtrace.procfs import open_process
+from schedtrace.session import Compilation, Sizes
+
+if TYPE_CHECKING:
+    from schedtrace.attach import Watch
+    from schedtrace.window import Window
 
 
 @contextmanager
@@ -62,7 +67,13 @@ def attach(
     as_json: bool,
 ) -> None:
     """Watch ``pid`` and print what is seen to standard output, until the duration, the target or the user ends it."""
-    with _stop_signals(), Watch(pid, syscalls=syscalls, max_goroutines=max_goroutines) as watch:
+    with ExitStack() as stack:
+        stack.enter_context(_stop_signals())
+        open_process(pid).close()  # the usual refusals don't have to wait for the compiler
+        compilation = stack.enter_context(Compilation(Sizes(goroutines=max_goroutines)))
+        from schedtrace.attach import Watch  # while BPF is compiled
+
+        watch = stack.enter_context(Watch(pid, compilation, syscalls=syscalls))
         # What prints is imported while the first data come in.
         from rich.console import Console
         from rich.live import Live

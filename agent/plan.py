@@ -18,6 +18,7 @@ In both modes preemptPark and coroswitch_m are probed, whose transitions casgsta
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from schedtrace.abi import ProbeKind
 from schedtrace.errors import NotTraceable
 from schedtrace.symbols.binary import Arch, Binary
 from schedtrace.symbols.buildinfo import BuildInfo, read_buildinfo
@@ -63,11 +64,11 @@ _NAMES = [
 
 @dataclass(frozen=True)
 class Probe:
-    """One uprobe: the BPF program ``program`` at an instruction of ``function``. ``vaddr`` is as linked; the
-    kernel takes ``file_offset``. ``emulated`` is false for a dear probe, which the kernel single-steps."""
+    """One uprobe at an instruction of ``function``; ``kind`` says what it means that it is hit. ``vaddr`` is as linked;
+    the kernel takes ``file_offset``. ``emulated`` is false for a dear probe, which the kernel single-steps."""
 
     function: str
-    program: str
+    kind: ProbeKind
     vaddr: int
     file_offset: int
     site: str
@@ -130,7 +131,7 @@ class _Planner:
         self.syscalls_are_free = "exitsyscallNoP" in self.functions  # Go 1.26 and later
         mode, why = self._mode()
         if mode == "casgstatus":
-            self._add_entry(self.functions["casgstatus"], "on_casgstatus", 3)
+            self._add_entry(self.functions["casgstatus"], ProbeKind.CASGSTATUS, 3)
         else:
             self._add_functions(info)
         self._add_what_casgstatus_does_not_see()
@@ -201,7 +202,7 @@ class _Planner:
         for name, transition in ONE_TRANSITION.items():
             function, writer = self.functions.get(name), self.writes.writers.get(_RUNTIME + name)
             if function and (transition.always or writer):
-                self._add_entry(function, transition.program, 1)
+                self._add_entry(function, transition.kind, 1)
                 if writer:
                     self._add_other_transitions(writer, transition)
             elif name in ("park_m", "ready", "execute"):
@@ -223,7 +224,7 @@ class _Planner:
             if None not in states and states != (own.old, own.new):
                 self._add_call(writer.function, call)
         for swap in writer.swaps:
-            # A wake by park_m or the scheduler comes before a run, and on_execute makes up for it.
+            # A wake by park_m or the scheduler comes before a run, and the probe on execute makes up for it.
             if (swap.old, swap.new) not in ((own.old, own.new), (WAITING, RUNNABLE)):
                 raise self._copied(writer.function)
 
@@ -241,7 +242,7 @@ class _Planner:
         if not swaps or name in NEW_GOROUTINE:
             return
         if name == "injectglist" and self.layout:
-            self._add_entry(writer.function, "on_injectglist", 1)
+            self._add_entry(writer.function, ProbeKind.READY_LIST, 1)
         elif name in SCHEDULER:
             self.unseen.append(
                 f"the wait to run of goroutines that {writer.function.name} wakes: counted as none"
@@ -261,9 +262,9 @@ class _Planner:
             return  # at its call of casgstatus
         queues = self._calls(newproc, self.functions.get("runqput"))
         if newproc and len(makes) == 1 and (site := site_behind_call(self.binary, newproc, makes[0])):
-            self._add_site(newproc, "on_newproc1_returned", site)
+            self._add_site(newproc, ProbeKind.CREATED, site)
         elif newproc and len(queues) == 1:
-            self._add_site(newproc, "on_newproc", site_of_call(self.binary, newproc, queues[0], "runqput"))
+            self._add_site(newproc, ProbeKind.CREATE, site_of_call(self.binary, newproc, queues[0], "runqput"))
         else:
             self.unseen.append("the creation of goroutines: a new one is first seen when it runs")
 
@@ -280,14 +281,14 @@ class _Planner:
 
     def _add_what_casgstatus_does_not_see(self) -> None:
         if preempt_park := self.functions.get("preemptPark"):
-            self._add_entry(preempt_park, "on_preemptpark", 1)
+            self._add_entry(preempt_park, ProbeKind.STOP, 1)
         else:
             self.unseen.append("goroutines stopped for a scan of their stack: they count as running until woken")
         coroswitch = self.functions.get("coroswitch_m")
         if coroswitch is None:
             return  # the linker leaves it out of programs without iter.Pull
         if self.layout and "g.coroarg" in self.layout.offsets:
-            self._add_entry(coroswitch, "on_coroswitch_m", 1)
+            self._add_entry(coroswitch, ProbeKind.COROUTINE_SWITCH, 1)
         else:
             self.unseen.append("coroutine switches (iter.Pull): their goroutines' states may be wrong")
 
@@ -305,8 +306,8 @@ class _Planner:
                 if mode == "functions":
                     self._add_calls(writer)  # else the probe on casgstatus sees them
             else:
-                program = "on_exitsyscall" if name == "exitsyscall" else "on_reentersyscall"
-                self._add_entry(function, program, 0, goroutine=True)
+                kind = ProbeKind.SYSCALL_EXIT if name == "exitsyscall" else ProbeKind.SYSCALL
+                self._add_entry(function, kind, 0, goroutine=True)
 
     def _calls(self, caller: Function | None, callee: Function | None) -> list[Call]:
         if caller is None or callee is None:
@@ -320,16 +321,16 @@ class _Planner:
 
     def _add_call(self, function: Function, call: Call) -> None:
         """A call of casgstatus: reports what casgstatus itself would."""
-        self._add_site(function, "on_casgstatus", site_of_call(self.binary, function, call, "casgstatus"))
+        self._add_site(function, ProbeKind.CASGSTATUS, site_of_call(self.binary, function, call, "casgstatus"))
 
-    def _add_entry(self, function: Function, program: str, arguments: int, *, goroutine: bool = False) -> None:
+    def _add_entry(self, function: Function, kind: ProbeKind, arguments: int, *, goroutine: bool = False) -> None:
         site = cheapest_site(self.binary, function, arguments, goroutine=goroutine)
         if site is None:
             raise self._refusal(f"no instruction of {function.name} is certain to run once a call")
-        self._add_site(function, program, site)
+        self._add_site(function, kind, site)
 
-    def _add_site(self, function: Function, program: str, site: Site) -> None:
-        self.probes.append(Probe(function.name, program, site.vaddr, site.file_offset, str(site), site.emulated))
+    def _add_site(self, function: Function, kind: ProbeKind, site: Site) -> None:
+        self.probes.append(Probe(function.name, kind, site.vaddr, site.file_offset, str(site), site.emulated))
 
     def _copied(self, function: Function) -> NotTraceable:
         return self._refusal(

@@ -82,7 +82,7 @@ def plan_json(plan: ProbePlan) -> Json:
         "probes": [
             {
                 "function": p.function,
-                "program": p.program,
+                "kind": p.kind.name.lower(),
                 "vaddr": p.vaddr,
                 "file_offset": p.file_offset,
                 "site": p.site,

@@ -1,8 +1,10 @@
 """Loading BPF into the kernel, and reading what it counted. The only module that imports bcc.
 
-A :class:`Session` compiles bpf/, which only succeeds if the shared structs are those of :mod:`schedtrace.abi`, loads
-the programs, attaches them and reads the maps. It knows addresses, offsets and numbers; names are given in
-:mod:`schedtrace.join`.
+A :class:`Compilation` compiles bpf/, which only succeeds if the shared structs are those of :mod:`schedtrace.abi`. A
+:class:`Session` loads the programs, attaches them and reads the maps. It knows addresses, offsets and numbers; names
+are given in :mod:`schedtrace.join`.
+
+This module imports little, so that the compiler can begin while the rest is imported.
 
 Uprobes are made and held by a child (:mod:`schedtrace.probe_keeper`): through a link of many (Linux 6.6), on older
 kernels through perf's uprobe PMU and, where that is refused, lines in tracefs' uprobe_events. All take the file by
@@ -14,28 +16,24 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
-import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.resources import files
-from pathlib import Path
 from time import monotonic_ns
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
-from schedtrace import abi, uprobe_multi, uprobe_pmu
-from schedtrace.bpf_maps import MapReader
-from schedtrace.bpf_text import source_text
-from schedtrace.errors import AttachFailed, NodeUnsupported, SchedtraceError
+from schedtrace import abi, tracefs, uprobe_multi, uprobe_pmu
+from schedtrace.bpf_text import FOLDER, OPTIONAL_PROGRAMS, source_text
+from schedtrace.errors import AttachFailed, NodeUnsupported
+from schedtrace.guards import explained, uninterrupted
 from schedtrace.probe_keeper import Held, ProbeKeeper, Way
 from schedtrace.uprobe_pmu import ANY_PROCESS
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class ProbeSite:
     """Where a program goes: on the instruction at ``file_offset`` of an executable."""
 
     program: str
-    """BPF function, for example "on_casgstatus"."""
+    """BPF function, for example "on_probe"."""
     file_offset: int
 
 
@@ -70,54 +68,117 @@ class Attachment:
     held: list[Held] = field(default_factory=list)
 
 
-class Session:
-    """BPF programs and maps in the kernel, for at most ``max_targets`` processes. Close it, or use it in ``with``."""
+@dataclass(frozen=True)
+class Sizes:
+    """How many entries the maps have. This process is a target, too, while the cost of a hit is measured."""
+
+    targets: int = 2
+    goroutines: int = 1 << 17
+    functions: int = 1 << 14
+    threads: int = 1 << 14
+
+
+class Compilation:
+    """BCC's work on bpf/, in a thread: nothing has to wait for it before a :class:`Session` is made of it. Close it, or
+    use it in ``with``.
+
+    Until it is closed or a session has been made, what is written to descriptor 2 may be lost: report nothing there.
+    """
 
     def __init__(
-        self,
-        programs: Sequence[str],
-        *,
-        max_targets: int = 1,
-        max_goroutines: int = 1 << 17,
-        max_functions: int = 1 << 14,
-        max_threads: int = 1 << 14,
-        process_events: bool = False,
+        self, sizes: Sizes = Sizes(), programs: Collection[str] = (), *, process_events: bool = False
     ) -> None:
-        """Compile and load ``programs`` and the tracepoints. They do nothing until :meth:`watch`. With
-        ``process_events`` also what :meth:`executed` needs.
+        """Begin. ``programs``: what will be needed, as far as that is known. With ``process_events`` also what
+        :meth:`Session.executed` needs."""
+        self.sizes = sizes
+        self._process_events = process_events
+        # BCC wants a kernel source tree; our minimal headers are all that these programs need of one.
+        os.environ["BCC_KERNEL_SOURCE"] = str(FOLDER / "headers")
+        self._bpf: Any = None
+        self._begin(programs)
 
-        Raises NodeUnsupported if BCC is missing or the kernel refuses, AttachFailed if BCC's idea of the shared structs
-        differs from ours.
+    def _begin(self, programs: Collection[str]) -> None:
+        self._optional = OPTIONAL_PROGRAMS.intersection(programs)
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._compile, name="compilation")
+        with uninterrupted():
+            self._thread.start()
+
+    def _compile(self) -> None:
+        flags = [*_QUICK, *(f"-DMAX_{name.upper()}={value}" for name, value in vars(self.sizes).items())]
+        flags += [f"-DWITH_{program.upper()}" for program in self._optional]
+        flags += ["-DWITH_PROCESS_EVENTS"] * self._process_events
+        try:
+            tracefs.ensure_mounted()  # BCC reads what arguments a tracepoint has
+            bcc = _import_bcc()
+            # Not yet on tracepoints: to take programs out of them takes 0.2 s, which a refusal need not wait for.
+            detached = type("Detached", (bcc.BPF,), {"_trace_autoload": lambda _self: None})
+            with explained("the kernel or BCC refuses the BPF programs", NodeUnsupported):
+                self._bpf = detached(text=source_text().encode(), cflags=flags)
+        except Exception as error:  # noqa: BLE001 (raised again by finish)
+            self._failure = error
+
+    def finish(self, programs: Collection[str]) -> Any:
+        """Wait until it is done, and attach the tracepoints. Returns BCC's object, with ``programs`` in it and the maps
+        made. To be called once.
+
+        Raises NodeUnsupported if BCC is missing or the kernel refuses, also because BCC's idea of the shared structs
+        differs from ours; what :func:`tracefs.ensure_mounted` raises.
         """
+        if not OPTIONAL_PROGRAMS.intersection(programs) <= self._optional:
+            # Only now the plan is known, and it is one of the few that need one of these.
+            self.close()
+            self._begin(programs)
+        with uninterrupted():
+            self._thread.join()
+        if self._failure:
+            raise self._failure
+        with explained("the kernel refuses the BPF programs", NodeUnsupported), uninterrupted():
+            _import_bcc().BPF._trace_autoload(self._bpf)  # noqa: SLF001
+        return self._bpf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait until it is done, and free all. May be called twice."""
+        # BCC would take up what was left half done when Python ends, and close the same descriptors again.
+        with uninterrupted():
+            self._thread.join()
+            if self._bpf:
+                self._bpf.cleanup()
+
+
+class Session:
+    """BPF programs and maps in the kernel. Close it, or use it in ``with``."""
+
+    def __init__(self, compilation: Compilation, programs: Collection[str]) -> None:
+        """Load ``programs`` and the tracepoints. They do nothing until :meth:`watch`. Closing the session closes the
+        compilation.
+
+        Raises what :meth:`Compilation.finish` raises, NodeUnsupported if the kernel refuses, AttachFailed.
+        """
+        from schedtrace.bpf_maps import MapReader  # and numpy, while the compilation goes on
+
+        self._compilation = compilation
+        self._sizes = compilation.sizes
         self._targets: dict[int, int] = {}
         self._attachments: list[Attachment] = []
         self._programs: dict[tuple[str, bool], int] = {}
-        self._max_goroutines = max_goroutines
-        self._max_functions = max_functions
-        self._max_threads = max_threads
-        self._free_slots = list(range(max_targets))[::-1]
-        sizes = {
-            "MAX_TARGETS": max_targets,
-            "MAX_GOROUTINES": max_goroutines,
-            "MAX_FUNCTIONS": max_functions,
-            "MAX_THREADS": max_threads,
-        }
-        # BCC wants a kernel source tree; our minimal headers are all that these programs need of one.
-        bpf_folder = Path(str(files("schedtrace.bpf")))
-        os.environ["BCC_KERNEL_SOURCE"] = str(bpf_folder / "headers")
-        bcc = _import_bcc()
-        self._bcc, self._lib = bcc, bcc.lib
-        self._bpf: Any = None
-        self._links_work = uprobe_multi.refusal() == 0
-        with _explained("can't start the process that holds the probes", AttachFailed):
-            self._keeper = ProbeKeeper()
-        flags = [*_QUICK, *(f"-D{name}={value}" for name, value in sizes.items())]
-        flags += [f"-DWITH_{program.upper()}" for program in programs]
-        flags += ["-DWITH_PROCESS_EVENTS"] * process_events
+        self._free_slots = list(range(self._sizes.targets))[::-1]
         try:
-            with _explained("the kernel or BCC refuses the BPF programs", NodeUnsupported), _uninterrupted():
-                self._bpf = bcc.BPF(text=source_text(bpf_folder).encode(), cflags=flags)
-            with _explained("the kernel refuses the BPF programs", NodeUnsupported):
+            self._keeper = ProbeKeeper()
+        except OSError as error:
+            raise AttachFailed(f"can't start the process that holds the probes: {error}") from None
+        try:
+            self._links_work = uprobe_multi.refusal() == 0
+            self._bpf = compilation.finish(programs)
+            self._bcc = _import_bcc()
+            self._lib = self._bcc.lib
+            with explained("the kernel refuses the BPF programs", NodeUnsupported):
                 for program in programs:
                     self._program(program, multi=self._links_work)
             self._maps = MapReader(self._bpf, self._lib)
@@ -151,7 +212,7 @@ class Session:
             offsets.setdefault(site.program, []).append(site.file_offset)
         try:
             for program, file_offsets in offsets.items():
-                with _explained(f"can't put probe {program} at offsets {file_offsets}", AttachFailed), _uninterrupted():
+                with explained(f"can't put probe {program} at offsets {file_offsets}", AttachFailed), uninterrupted():
                     program_fd = self._program(program, multi=way == "link")
                     attachment.held += self._keeper.attach(way, program_fd, executable_fd, file_offsets, pid)
         except AttachFailed:
@@ -170,7 +231,7 @@ class Session:
         held = [probe for attachment in attachments for probe in attachment.held]
         self._attachments = [attachment for attachment in self._attachments if attachment not in attachments]
         if held:
-            with _uninterrupted():
+            with uninterrupted():
                 self._keeper.detach(held)
 
     def watch(self, pid: int, target: abi.Target) -> None:
@@ -209,14 +270,14 @@ class Session:
             with suppress(KeyError):
                 del table[table.Key(pid)]
         # Those of a process that goes on would count for whoever has the slot next.
-        keys, values = self._maps.entries("threads", ctypes.c_uint32, abi.Thread, self._max_threads)
-        self._maps.delete("threads", keys[np.isin(values["slot"], [self._targets[pid] for pid in pids])])
+        keys, values = self._maps.entries("threads", ctypes.c_uint32, abi.Thread, self._sizes.threads)
+        self._maps.delete_of("threads", keys, values["slot"], [self._targets[pid] for pid in pids])
 
     def snapshot(self, pid: int) -> Snapshot:
         """Read what was counted for ``pid`` since :meth:`watch`. Reads maps only; nothing is cleared."""
         slot = self._targets[pid]
         now_ns = monotonic_ns()
-        keys, values = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._max_functions)
+        keys, values = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._sizes.functions)
         ended = {int(k["start_pc"]): v for k, v in zip(keys, values, strict=True) if k["slot"] == slot}
         keys, values = self._goroutines()
         foreign = self._foreign_hits() - self._foreign_before
@@ -229,14 +290,11 @@ class Session:
         return self._snapshots(self._targets, now_ns, keys, values)
 
     def _goroutines(self) -> tuple[Array, Array]:
-        return self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._max_goroutines)
+        return self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._sizes.goroutines)
 
     def _snapshots(self, pids: Iterable[int], now_ns: int, keys: Array, values: Array) -> dict[int, Snapshot]:
         """Snapshots without functions, from all goroutines there are."""
-        order = np.argsort(keys["tgid"], kind="stable")
-        found, starts = np.unique(keys["tgid"][order], return_index=True)
-        own = dict(zip(found.tolist(), np.split(values[order], starts[1:]), strict=False))  # none: one empty piece
-        none = values[:0]
+        own, none = self._maps.grouped(values, keys["tgid"]), values[:0]
         return {pid: Snapshot(now_ns, self._maps.stats(self._targets[pid]), {}, own.get(pid, none), 0) for pid in pids}
 
     def retire(self, pids: Sequence[int]) -> dict[int, Snapshot]:
@@ -246,10 +304,10 @@ class Session:
         now_ns = monotonic_ns()
         keys, values = self._goroutines()
         snapshots = self._snapshots(pids, now_ns, keys, values)
-        self._maps.delete("goroutines", keys[np.isin(keys["tgid"], pids)])
+        self._maps.delete_of("goroutines", keys, keys["tgid"], pids)
         slots = [self._targets.pop(pid) for pid in pids]
-        keys, _ = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._max_functions)
-        self._maps.delete("functions", keys[np.isin(keys["slot"], slots)])
+        keys, _ = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._sizes.functions)
+        self._maps.delete_of("functions", keys, keys["slot"], slots)
         for slot in slots:
             self._maps.zero_stats(slot)
         self._free_slots += slots
@@ -277,9 +335,9 @@ class Session:
         self._bpf.perf_buffer_consume()
 
     def _foreign_hits(self) -> int:
-        return int(self._maps.per_cpu("foreign_hits", 0, np.dtype(np.uint64)).sum())
+        return self._maps.counter("foreign_hits")
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -287,12 +345,10 @@ class Session:
 
     def close(self) -> None:
         """Take all probes out and free the maps. May be called twice."""
-        # BCC would take up what was left half done when Python ends, and close the same descriptors again.
-        with _uninterrupted():
+        with uninterrupted():
             self.detach(self._attachments)
             self._keeper.close()
-            if self._bpf:
-                self._bpf.cleanup()
+            self._compilation.close()
 
 
 _EVENT_PAGES = 64
@@ -313,45 +369,3 @@ def _import_bcc() -> Any:
         ) from None
     bcc.lib = bcc.libbcc.lib
     return bcc
-
-
-@contextmanager
-def _explained(what: str, kind: type[SchedtraceError]) -> Iterator[None]:
-    """Turn a failure inside BCC into one line. libbcc writes the reason to file descriptor 2: it is caught here."""
-    with tempfile.TemporaryFile() as caught:
-        kept = os.dup(2)
-        os.dup2(caught.fileno(), 2)
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 (BCC raises plain Exception)
-            caught.seek(0)
-            lines = caught.read().decode(errors="replace").strip().splitlines()
-            # The compiler's first error is the reason, its last line a count; others end with the reason.
-            compiler_errors = [line for line in lines if ": error: " in line]
-            said = "; ".join(line.strip() for line in compiler_errors[:1] or lines[-2:])
-            raise kind(f"{what}: {error}{': ' + said if said else ''}") from None
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C and SIGTERM while something is done that must not stop half way; they count afterwards."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python runs the handlers of signals in its main thread
-        return
-    arrived: list[int] = []
-
-    def remember(number: int, _frame: FrameType | None) -> None:
-        arrived.append(number)
-
-    ours = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not None]
-    before = {number: signal.signal(number, remember) for number in ours}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if arrived:
-            signal.raise_signal(arrived[0])

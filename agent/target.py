@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from schedtrace import abi, calibrate
+from schedtrace.bpf_text import PROBE, program_of
 from schedtrace.errors import AttachFailed
 from schedtrace.plan import ProbePlan
 from schedtrace.reasons import target_record
@@ -17,13 +18,18 @@ Costs = Mapping[bool, float]
 """CPU time of a hit in ns, by "does the kernel emulate the probed instruction"."""
 
 
+def programs_of(plan: ProbePlan) -> set[str]:
+    """What a session needs to attach the plan's probes and measure what a hit costs."""
+    return {PROBE, *(program_of(probe.kind) for probe in plan.probes)}
+
+
 def sites_of(plan: ProbePlan) -> list[ProbeSite]:
     """Where the plan's probes go in the file. Raises AttachFailed if they are more than one target can have."""
     if len(plan.probes) >= abi.SITE_LIMIT:
         raise AttachFailed(
             f"{len(plan.probes)} probes are more than the {abi.SITE_LIMIT - 1} that one target can have"
         )
-    return [ProbeSite(probe.program, probe.file_offset) for probe in plan.probes]
+    return [ProbeSite(program_of(probe.kind), probe.file_offset) for probe in plan.probes]
 
 
 def record_of(plan: ProbePlan, load_bias: int) -> abi.Target:
@@ -36,6 +42,7 @@ def record_of(plan: ProbePlan, load_bias: int) -> abi.Target:
     )
     for i, probe in enumerate(plan.probes):
         record.sites[i] = load_bias + probe.vaddr
+        record.kinds[i] = probe.kind
     return record
 
 
@@ -44,13 +51,12 @@ def reasons_of(plan: ProbePlan) -> tuple[str, ...]:
     return plan.layout.wait_reasons if plan.layout else ()
 
 
-def measure_costs(session: Session, programs: Collection[str], kinds: Collection[bool]) -> Costs | None:
-    """Cost of a hit for each of ``kinds`` (see :data:`Costs`) with ``programs``, which ``session`` has loaded; None if
-    it can't be measured. The session needs room for one more target while this is done."""
-    for cycle in (calibrate.CASGSTATUS, calibrate.FUNCTIONS):
-        if set(cycle) <= set(programs):
-            with suppress(AttachFailed, OSError):
-                return {kind: calibrate.cost_ns(session, cycle, stepped=not kind) for kind in kinds}
+def measure_costs(session: Session, mode: str, emulated: Collection[bool]) -> Costs | None:
+    """Cost of a hit, see :data:`Costs`, with the kinds of probes that a plan of that ``mode`` has; None if it can't be
+    measured. The session needs room for one more target while this is done."""
+    kinds = calibrate.CASGSTATUS if mode == "casgstatus" else calibrate.FUNCTIONS
+    with suppress(AttachFailed, OSError):
+        return {each: calibrate.cost_ns(session, kinds, stepped=not each) for each in emulated}
     return None
 
 

@@ -31,35 +31,36 @@ running
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from schedtrace.abi import ProbeKind
+
 IDLE, RUNNABLE, RUNNING, SYSCALL, WAITING, DEAD = 0, 1, 2, 3, 4, 6
 
 
 @dataclass(frozen=True)
 class OneTransition:
-    """A function that makes one transition of its first argument each time it is called, reported by
-    ``program``.
+    """A function that makes one transition of its first argument each time it is called: a probe of that ``kind``.
 
     ``always`` is false for those that do so only where the compiler put another of these functions into them.
     """
 
-    program: str
+    kind: ProbeKind
     old: int
     new: int
     always: bool = True
 
 
 ONE_TRANSITION: Mapping[str, OneTransition] = {
-    "park_m": OneTransition("on_park_m", RUNNING, WAITING),
-    "ready": OneTransition("on_ready", WAITING, RUNNABLE),
-    "execute": OneTransition("on_execute", RUNNABLE, RUNNING),
-    "goschedImpl": OneTransition("on_goschedimpl", RUNNING, RUNNABLE),
-    "gosched_m": OneTransition("on_goschedimpl", RUNNING, RUNNABLE, always=False),
-    "gopreempt_m": OneTransition("on_goschedimpl", RUNNING, RUNNABLE, always=False),
-    "goyield_m": OneTransition("on_goyield_m", RUNNING, RUNNABLE),
-    "gdestroy": OneTransition("on_gdestroy", RUNNING, DEAD),
-    "goexit0": OneTransition("on_gdestroy", RUNNING, DEAD, always=False),
-    "exitsyscall0": OneTransition("on_exitsyscall_nop", SYSCALL, RUNNABLE),
-    "exitsyscallNoP": OneTransition("on_exitsyscall_nop", RUNNING, RUNNABLE),
+    "park_m": OneTransition(ProbeKind.PARK, RUNNING, WAITING),
+    "ready": OneTransition(ProbeKind.READY, WAITING, RUNNABLE),
+    "execute": OneTransition(ProbeKind.RUN, RUNNABLE, RUNNING),
+    "goschedImpl": OneTransition(ProbeKind.YIELD, RUNNING, RUNNABLE),
+    "gosched_m": OneTransition(ProbeKind.YIELD, RUNNING, RUNNABLE, always=False),
+    "gopreempt_m": OneTransition(ProbeKind.YIELD, RUNNING, RUNNABLE, always=False),
+    "goyield_m": OneTransition(ProbeKind.YIELD, RUNNING, RUNNABLE),
+    "gdestroy": OneTransition(ProbeKind.EXIT, RUNNING, DEAD),
+    "goexit0": OneTransition(ProbeKind.EXIT, RUNNING, DEAD, always=False),
+    "exitsyscall0": OneTransition(ProbeKind.SYSCALL_EXIT_NO_P, SYSCALL, RUNNABLE),
+    "exitsyscallNoP": OneTransition(ProbeKind.SYSCALL_EXIT_NO_P, RUNNING, RUNNABLE),
 }
 
 # Compare-and-swaps that are their own and no copy of casgstatus.
@@ -75,7 +76,7 @@ UNINTERESTING = frozenset({
     "stopTheWorldGC", "stopTheWorldWithSema", "traceAdvance", "writeheapdump_m", "debugCallWrap",
     "debugCallWrap1", "newstack", "copystack", "oneNewExtraM", "findGoroutineLeaks",
 })  # fmt: skip
-# These wake a goroutine that runs next: on_execute takes one that was waiting as woken just then.
+# These wake a goroutine that runs next: the probe on execute takes one that was waiting as woken just then.
 SCHEDULER = frozenset({"findRunnable", "findrunnable", "schedule", "(*gcControllerState).findRunnableGCWorker"})
 C_THREADS = frozenset({"needm", "dropm"})
 # By how often each is called in the programs one wants to watch: servers that talk and wait.

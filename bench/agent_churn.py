@@ -31,8 +31,8 @@ NEW_EXECUTABLE_EVERY = 50
 """Go processes."""
 ROUND_TRIPS = 500
 WAITS = 2 * ROUND_TRIPS
-IDLE_SECONDS = 0.5
-"""From a process's start to its work."""
+IDLE_SECONDS = 1.5
+"""From a process's start to its work: on a shared machine nothing may run for half a second."""
 SAMPLE_SECONDS = 5.0
 SETTLE_SECONDS = 13.0
 """Before and after, until probes are out and the children that read executables have ended."""
@@ -97,6 +97,11 @@ class _Churn:
                 if workload.run()["parks"] != WAITS:
                     raise BenchError("a process did another number of waits than it should have done")
                 workload.exit()
+
+    def close(self) -> None:
+        """End what still runs."""
+        while self.running:
+            self.running.popleft()[1].close()
 
     def run(self, one: MeasuredAgent, minutes: float) -> list[_Sample]:
         """Start processes for so long and watch the agent meanwhile."""
@@ -166,6 +171,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="schedtrace-bench-")))
         made = stack.enter_context(pods(PODS))
         churn = _Churn(folder, made)
+        stack.callback(churn.close)
         selected: list[str | Path] = ["--log-root", made.log_root, "--select", f"bench/*/*/{folder.name}-*"]
         one = stack.enter_context(agent(folder, selected))
         time.sleep(SETTLE_SECONDS)
@@ -180,7 +186,11 @@ def main() -> None:
         one.stop()
     starts = churn.started.total()
     unexplained, missing, wrong = _account(churn.started, text)
-    lost = [(labels, value) for labels, value in _series(text, "schedtrace_lost_total") if not labels["process"]]
+    lost = {
+        labels["reason"]: int(value)
+        for labels, value in _series(text, "schedtrace_lost_total")
+        if not labels["process"]
+    }
     failures = {labels["reason"]: int(value) for labels, value in _series(text, "schedtrace_attach_failures_total")}
     print_table(
         ["at", "files", "keeper's files", "MB"],
@@ -193,7 +203,7 @@ def main() -> None:
     print(
         f"{starts} Go processes with {WAITS} waits each, {churn.others} others; the latest start was "
         f"{churn.late_seconds:.2f} s late\n{missing} waits not timed; attach failures {failures}; "
-        f"events lost {int(sum(value for _, value in lost))}; {cpu * 100:.1f} % of a CPU; {len(lines)} lines of log"
+        f"lost {lost}; {cpu * 100:.1f} % of a CPU; {len(lines)} lines of log"
     )
     print_limit("starts a minute", (starts + churn.others) / minutes, STARTS_PER_MINUTE * 0.98, at_least=True)
     print_limit("waits missed that no counter tells of", unexplained, 0)

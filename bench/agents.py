@@ -88,8 +88,10 @@ def _ready(one: MeasuredAgent) -> bool:
 
 def anonymous_mb(pid: int) -> float:
     """Memory of a process that no file holds, as /proc/PID/status says. Pages shared since a fork count in full."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1024
+    raise BenchError(f"process {pid} has ended")
 
 
 def open_files(pid: int) -> int:

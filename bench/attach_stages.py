@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Stage -> function that is it. Some may go on at the same time.
+# Stage -> function that is it. The compilation goes on in a thread while the rest is imported and the plan is made.
+COMPILE = "compile, meanwhile"
 STAGES = {
+    COMPILE: ("schedtrace.session", "Compilation._compile"),
     "plan": ("schedtrace.image", "make_plan"),
-    "compile and load": ("schedtrace.session", "Session.__init__"),
+    "wait for it, load": ("schedtrace.session", "Session.__init__"),
     "put probes": ("schedtrace.session", "Session.attach"),
     "calibrate": ("schedtrace.target", "measure_costs"),
 }
@@ -51,10 +53,20 @@ def measure(pid: int, started: float) -> dict[str, float]:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line does
     for module in ("schedtrace.cli", "schedtrace.live"):  # what the command line imports for `attach`
         importlib.import_module(module)
-    spent = {IMPORTS: time.monotonic() - started}
-    for stage in STAGES:
-        _wrap(stage, spent)
-    with importlib.import_module("schedtrace.attach").Watch(pid) as watch:
+    spent: dict[str, float] = {}
+    _wrap(COMPILE, spent)
+    with importlib.import_module("schedtrace.session").Compilation() as compilation:
+        attach = importlib.import_module("schedtrace.attach")
+        spent[IMPORTS] = time.monotonic() - started
+        for stage in STAGES:
+            if stage != COMPILE:
+                _wrap(stage, spent)
+        _attach_and_wait(attach.Watch, pid, compilation, started, spent)
+    return spent
+
+
+def _attach_and_wait(watch_class: Any, pid: int, compilation: Any, started: float, spent: dict[str, float]) -> None:
+    with watch_class(pid, compilation) as watch:
         spent[COUNTING] = time.monotonic() - started
         spent[CPU] = time.process_time()
         deadline = time.monotonic() + DATA_SECONDS
@@ -62,7 +74,6 @@ def measure(pid: int, started: float) -> dict[str, float]:
             time.sleep(0.001)
         if watch.window().transitions:
             spent[DATA] = time.monotonic() - started
-    return spent
 
 
 if __name__ == "__main__":

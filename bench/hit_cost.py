@@ -13,9 +13,10 @@ from time import thread_time_ns
 from bench.hit_parts import G_BYTES, Parts
 from bench.measurement import BenchError, Rounds, Spread, alternate, compare, print_conditions, print_limit, print_table
 from schedtrace import abi
-from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, HITS_PER_LOOP, CodePage
+from schedtrace.bpf_text import PROBE
+from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, HITS_PER_LOOP, CodePage, Kinds
 from schedtrace.errors import AttachFailed
-from schedtrace.session import ProbeSite, Session
+from schedtrace.session import Compilation, ProbeSite, Session
 
 ROUNDS = 60
 LOOPS = 500  # a sample of a millisecond or two: short enough that most are not interrupted
@@ -38,8 +39,8 @@ NOTHING, EMPTY = "nothing", "an empty program"
 EMPTY_STEPPED = "an empty program, single-stepped"
 EMPTY_PERF = "an empty program, by perf's uprobe"
 REAL = {
-    "on_casgstatus: park, ready, run": CASGSTATUS,
-    "on_park_m, on_ready, on_execute": FUNCTIONS,
+    "casgstatus: park, ready, run": CASGSTATUS,
+    "park_m, ready, execute": FUNCTIONS,
 }
 NAMES = (NOTHING, EMPTY, EMPTY_STEPPED, EMPTY_PERF, *PARTS.values(), *REAL)
 
@@ -61,7 +62,7 @@ class Pages:
         by_text = {text: name for name, text in PARTS.items()}
         for name in names:
             if name in REAL:
-                session = stack.enter_context(Session(tuple(dict.fromkeys(REAL[name])), max_targets=1))
+                session = stack.enter_context(Session(Compilation(), (PROBE,)))
                 self._sessions.append(session)
                 attach = partial(_attach_session, session, REAL[name])
             elif name != NOTHING:
@@ -110,9 +111,9 @@ def _attach_part(parts: Parts, name: str, perf: bool, page: CodePage, sites: Sit
     parts.attach(name, page.fd, sites, perf=perf)
 
 
-def _attach_session(session: Session, programs: tuple[str, str, str], page: CodePage, sites: Sites) -> None:
-    session.attach(page.fd, [ProbeSite(p, offset) for p, offset in zip(programs, sites, strict=True)])
-    session.watch(os.getpid(), page.target(sites))
+def _attach_session(session: Session, kinds: Kinds, page: CodePage, sites: Sites) -> None:
+    session.attach(page.fd, [ProbeSite(PROBE, offset) for offset in sites])
+    session.watch(os.getpid(), page.target(sites, kinds))
 
 
 def _timed(page: CodePage, loops: int, memory: ctypes.Array[ctypes.c_char]) -> Measure:

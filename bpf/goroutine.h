@@ -37,6 +37,7 @@ struct hit {
 	struct target_stats *stats;
 	__u64 now_ns;
 	__u32 tgid;
+	__u32 kind; /* enum probe_kind */
 };
 
 static __always_inline struct target_stats *stats_of(__u32 slot)
@@ -44,6 +45,7 @@ static __always_inline struct target_stats *stats_of(__u32 slot)
 	return (struct target_stats *)stats.lookup(&slot);
 }
 
+/* Also finds out what is probed there. */
 static __always_inline void count_hit(struct hit *hit, __u64 address)
 {
 	__u32 i;
@@ -53,7 +55,9 @@ static __always_inline void count_hit(struct hit *hit, __u64 address)
 			break;
 	if (i < SITE_LIMIT - 1 && !hit->target->sites[i])
 		i = SITE_LIMIT - 1;
-	add(&hit->stats->hits[i & (SITE_LIMIT - 1)], 1);
+	i &= SITE_LIMIT - 1;
+	add(&hit->stats->hits[i], 1);
+	hit->kind = hit->target->kinds[i];
 }
 
 /* False if the process is not a target. `address`: where the probe was hit. */
@@ -305,118 +309,6 @@ static __always_inline void make(struct hit *hit, __u64 gp, struct goroutine *g,
 		g->totals.exits++;
 		forget(hit, g, gp);
 	}
-}
-
-/* The functions below find out which move it is; 0: none. */
-
-/* Waiting -> runnable: the reason it waited for is the cause of the wake. A goroutine stopped by preemptPark is moved
- * from preempted to waiting by suspendG's own CAS before it is readied: that is the end of a preemption, not of a wait. */
-static __always_inline int wake(struct hit *hit, __u64 gp, struct goroutine *g, struct move *move)
-{
-	if (g->state == STATE_PREEMPTED) {
-		move->cause = CAUSE_PREEMPTED;
-	} else {
-		if (g->state != STATE_WAITING)
-			g->reason = read_reason(hit, gp);
-		move->cause = hit->target->cause_of_reason[g->reason & (REASON_COUNT - 1)];
-	}
-	move->from = move->cause == CAUSE_PREEMPTED ? STATE_PREEMPTED : STATE_WAITING;
-	move->to = STATE_RUNNABLE;
-	return 1;
-}
-
-/* Running -> waiting; no move if the reason is one for which the goroutine in fact runs on the system stack. */
-static __always_inline int park(struct hit *hit, __u64 gp, struct move *move)
-{
-	move->reason = read_reason(hit, gp);
-	move->from = STATE_RUNNING;
-	move->to = STATE_WAITING;
-	return !(hit->target->running_reasons & (1ULL << (move->reason & (REASON_COUNT - 1))));
-}
-
-/* Running -> runnable by its own wish or not. preemptone sets g.preempt and only execute clears it. A goroutine that yields
- * while it is asked to (Gosched makes no stack check of its own) grants the request: that counts as preempted. One that is
- * stopped by a request meant for the goroutine that ran on its P before (p.preempt alone is set; 1 in thousands) counts as
- * yielded. */
-static __always_inline int give_up_processor(struct hit *hit, __u64 gp, struct move *move)
-{
-	move->from = STATE_RUNNING;
-	move->to = STATE_RUNNABLE;
-	move->cause = read_byte(hit, gp, hit->target->g_preempt, 0) ? CAUSE_PREEMPTED : CAUSE_YIELDED;
-	return 1;
-}
-
-/* Waiting -> running without having been runnable: the runtime called it waiting while it ran on the system stack.
- * From Go 1.20 the reason says so and park() let it pass. Before, the reason is stale: the park is taken back. */
-static __always_inline int resume_on_system_stack(struct hit *hit, struct goroutine *g)
-{
-	if (g->state == STATE_WAITING) {
-		add(&hit->stats->transitions[STATE_RUNNING * STATE_COUNT + STATE_WAITING], -1ULL);
-		g->totals.parks--;
-		g->state = STATE_RUNNING;
-	}
-	return 0;
-}
-
-/* From Go 1.26 casgstatus is the slow path of system calls, and reports again what their own probes have reported. */
-static __always_inline int enter_syscall(struct goroutine *g, struct move *move)
-{
-	move->from = STATE_RUNNING;
-	move->to = STATE_SYSCALL;
-	return g->state != STATE_SYSCALL;
-}
-
-static __always_inline int leave_syscall(struct goroutine *g, struct move *move)
-{
-	move->from = STATE_SYSCALL;
-	move->to = STATE_RUNNING;
-	return g->state == STATE_SYSCALL || g->state == STATE_UNSEEN;
-}
-
-/* Back from a system call, and no P is free. The goroutine was running before if the call was not seen (no probes on
- * system calls), or if its end has been: from Go 1.26 exitsyscall moves to running first. */
-static __always_inline int return_without_p(struct goroutine *g, struct move *move)
-{
-	move->from = g->state == STATE_RUNNING ? STATE_RUNNING : STATE_SYSCALL;
-	move->to = STATE_RUNNABLE;
-	move->cause = CAUSE_SYSCALL;
-	return 1;
-}
-
-/* What casgstatus(gp, from, to) means. */
-static __always_inline int understand(struct hit *hit, __u64 gp, struct goroutine *g, struct move *move)
-{
-	__u32 from = move->from, to = move->to;
-
-	if (g->switched == SWITCH_OUT && from == STATE_RUNNING && to == STATE_WAITING)
-		return 0;
-	if (g->switched == SWITCH_IN && from != STATE_RUNNING && (to == STATE_RUNNABLE || to == STATE_RUNNING)) {
-		if (to == STATE_RUNNING)
-			g->switched = SWITCH_NONE;
-		return 0;
-	}
-	if (to == STATE_RUNNABLE) {
-		if (from == STATE_WAITING)
-			return wake(hit, gp, g, move);
-		if (from == STATE_RUNNING && !read_word(hit, gp, hit->target->g_syscallsp))
-			return give_up_processor(hit, gp, move);
-		if (from == STATE_DEAD) {
-			move->cause = CAUSE_NEW;
-			return 1;
-		}
-		return return_without_p(g, move);
-	}
-	if (from == STATE_RUNNING && to == STATE_WAITING)
-		return park(hit, gp, move);
-	if (from == STATE_WAITING && to == STATE_RUNNING)
-		return resume_on_system_stack(hit, g);
-	if (from == STATE_RUNNING && to == STATE_SYSCALL)
-		return enter_syscall(g, move);
-	if (from == STATE_SYSCALL && to == STATE_RUNNING)
-		return leave_syscall(g, move);
-	if (to == STATE_WAITING) /* a coroutine is born waiting */
-		move->reason = read_reason(hit, gp);
-	return 1;
 }
 
 #endif

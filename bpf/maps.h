@@ -33,7 +33,8 @@ static __always_inline void add(__u64 *counter, __u64 value)
 
 static __always_inline void lost(struct target_stats *s, __u32 reason)
 {
-	add(&s->lost[reason & (LOST_COUNT - 1)], 1);
+	if (reason < LOST_COUNT)
+		add(&s->lost[reason], 1);
 }
 
 /* 1 if a > b, for numbers below 2^63. A value and no branch: asm hides it from the compiler, which would make one. */
@@ -47,7 +48,7 @@ static __always_inline __u64 above(__u64 a, __u64 b)
 
 /* Slot of a duration: the smallest k with ns <= 1000 << k. No division: with l = floor(log2(ns)),
  * 1000 << (l - 9) lies in (2^l, 2^(l+1)), so that k is l - 9 or l - 8. The search has no branches:
- * the verifier would follow each on its own, 64 paths in every turn of injectglist's loop, and give up on Linux 6.1. */
+ * the verifier would follow each on its own, 64 paths in every turn of on_ready_list's loop, and give up on Linux 6.1. */
 static __always_inline __u32 histogram_slot(__u64 ns)
 {
 	__u64 v = ns, l = 0, step;

@@ -42,6 +42,26 @@ enum wake_cause {
 	CAUSE_COUNT = 11,
 };
 
+/* What it means that a probe is hit: which goroutine does what. */
+enum probe_kind {
+	KIND_UNKNOWN = 0,           /* no probe of the target is known at that address */
+	KIND_CASGSTATUS = 1,        /* casgstatus(gp, old, new) or a call of it: the move, before the CAS is made */
+	KIND_PARK = 2,              /* park_m(gp): it waits; gopark has stored the reason */
+	KIND_READY = 3,             /* ready(gp, traceskip, next) */
+	KIND_READY_LIST = 4,        /* injectglist(glist *gList): all that are on it, chained by g.schedlink */
+	KIND_RUN = 5,               /* execute(gp, inheritTime) */
+	KIND_CREATE = 6,            /* newproc's call of runqput(pp, gp, next): newproc1 has just made gp */
+	KIND_CREATED = 7,           /* in newproc, behind its call of newproc1, whose result is the new goroutine */
+	KIND_YIELD = 8,             /* goschedImpl(gp, preempted), goyield_m(gp): by its wish, or because it ran for too long */
+	KIND_STOP = 9,              /* preemptPark(gp): at a safe point for suspendG (a scan of its stack), until readied */
+	KIND_EXIT = 10,             /* gdestroy(gp), goexit0(gp) up to Go 1.21 */
+	KIND_SYSCALL = 11,          /* reentersyscall, on the goroutine's own stack */
+	KIND_SYSCALL_EXIT = 12,     /* exitsyscall, on the goroutine's own stack */
+	KIND_SYSCALL_EXIT_NO_P = 13, /* exitsyscallNoP(gp), exitsyscall0(gp) up to Go 1.25: back, and no P is free */
+	KIND_COROUTINE_SWITCH = 14, /* coroswitch_m(gp): gp stops or ends, and the goroutine of its coroutine runs at once */
+	KIND_COUNT = 15,
+};
+
 /* Everything that is not recorded, by reason. */
 enum lost_reason {
 	LOST_GOROUTINES_FULL = 0,   /* goroutines map full: this goroutine is not followed */
@@ -52,7 +72,8 @@ enum lost_reason {
 	LOST_LIST_TOO_LONG = 5,     /* injectglist: goroutines beyond INJECT_LIMIT were not followed */
 	LOST_BEGAN_BEFORE = 6,      /* interval began before the window: its length is not known, only its end */
 	LOST_SWITCH_UNSEEN = 7,     /* a thread's wait for a CPU: the kernel did not report where it begins or ends */
-	LOST_COUNT = 8,
+	LOST_PROBE_UNKNOWN = 8,     /* a hit at an address that is none of the target's probes: what it means is not known */
+	LOST_COUNT = 9,
 };
 
 /* A histogram slot k holds (2^(k-1), 2^k] microseconds, slot 0 all up to 1 us; the last one, all above 2^23 us
@@ -62,7 +83,7 @@ enum lost_reason {
 #define REASON_COUNT 64      /* g.waitreason is a byte; Go 1.27 has 47 reasons */
 #define REASON_UNKNOWN 63    /* not read: the layout is not known, or the read failed */
 #define OFFSET_UNKNOWN 0xffff
-#define SITE_LIMIT 32        /* probes of one target; the last counts hits at an address that is not known */
+#define SITE_LIMIT 32        /* probes of one target, and a last place that stays empty, for addresses not known */
 #define INJECT_LIMIT 256     /* what netpoll can hand over at once: 128 events, of which each may wake two */
 
 struct histogram {
@@ -76,6 +97,7 @@ struct target {
 	__u64 attached_ns;           /* CLOCK_MONOTONIC; start of the window */
 	__u64 running_reasons;       /* bit r: waiting for reason r in fact runs on the system stack */
 	__u64 sites[SITE_LIMIT];     /* run-time addresses of its probes, the hottest first; 0 ends the list */
+	__u8 kinds[SITE_LIMIT];      /* enum probe_kind of each of sites */
 	__u32 slot;                  /* index into stats */
 	__u16 g_waitreason;          /* byte offsets in runtime.g, or OFFSET_UNKNOWN */
 	__u16 g_preempt;

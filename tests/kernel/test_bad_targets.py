@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -16,9 +16,9 @@ import pytest
 
 from schedtrace import attach, cli
 from schedtrace.attach import Watch
+from schedtrace.bpf_text import PROBE
 from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
-from schedtrace.plan import make_plan
-from schedtrace.session import Session
+from schedtrace.session import Compilation, Session
 from tests.command import Done, as_nobody, attaching, one_line_error, run
 from tests.workload import Workload, binary
 
@@ -113,12 +113,11 @@ def at_call(wanted: int, act: Callable[[], None]) -> Iterator[list[str]]:
 @pytest.fixture
 def session_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let attaching find its BPF programs compiled: what takes long, and has nothing to do with the target."""
-    programs = dict.fromkeys(probe.program for probe in make_plan(str(binary("hello"))).probes)
-    with Session(tuple(programs), max_targets=2) as session:
+    with Compilation() as compilation, Session(compilation, [PROBE]) as session:
 
         @contextmanager
-        def reuse(wanted: Iterable[str], **_sizes: int) -> Iterator[Session]:
-            assert set(wanted) <= set(programs)
+        def reuse(_compilation: None, wanted: Iterable[str]) -> Iterator[Session]:
+            assert set(wanted) == {PROBE}
             try:
                 yield session
             finally:
@@ -126,6 +125,7 @@ def session_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 for pid in list(session._targets):
                     session.retire([pid])
 
+        monkeypatch.setattr(attach, "Compilation", nullcontext)
         monkeypatch.setattr(attach, "Session", reuse)
         yield
 

@@ -9,7 +9,7 @@ from elftools.dwarf.die import DIE
 from elftools.elf.elffile import ELFFile
 
 from schedtrace import abi, histogram
-from schedtrace.bpf_text import DIFFERENT_TYPES, shared_type_assertions
+from schedtrace.bpf_text import DIFFERENT_TYPES, OPTIONAL_PROGRAMS, all_programs, program_of, shared_type_assertions
 
 BPF = Path(__file__).parents[2] / "bpf"
 
@@ -111,6 +111,15 @@ def test_constants_are_those_of_types_h(tmp_path: Path) -> None:
     }
     assert values == {name: getattr(abi, name) for name in names}
     assert values["HISTOGRAM_SLOTS"] == histogram.SLOTS
+
+
+def test_every_kind_of_probe_has_a_program() -> None:
+    text = (BPF / "schedtrace.c").read_text()
+    programs = [line.split()[1].partition("(")[0] for line in text.splitlines() if line.startswith("int on_")]
+    assert {program_of(kind) for kind in abi.ProbeKind} == set(all_programs()) == set(programs)
+    assert {line.split()[1] for line in text.splitlines() if line.startswith("#ifdef")} == {
+        f"WITH_{program.upper()}" for program in OPTIONAL_PROGRAMS
+    }
 
 
 def _compiles(text: str, folder: Path) -> subprocess.CompletedProcess[str]:

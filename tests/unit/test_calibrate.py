@@ -57,7 +57,8 @@ def test_the_code_runs_and_returns(loops: int) -> None:
 
 def test_the_record_names_the_sites_at_run_time() -> None:
     with calibrate.CodePage() as page:
-        record = page.target(page.emulated)
+        record = page.target(page.emulated, calibrate.FUNCTIONS)
     addresses = list(record.sites)
     assert [address % 4096 for address in addresses[:3]] == list(page.emulated)
     assert not any(addresses[3:])
+    assert list(record.kinds)[:4] == [*calibrate.FUNCTIONS, 0]

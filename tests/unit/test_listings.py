@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from schedtrace.abi import ProbeKind
 from schedtrace.cgroups import CpuStat
 from schedtrace.check import Finding, NodeReport
 from schedtrace.discovery import GoProcess, Scan
@@ -66,8 +67,8 @@ def test_inspect() -> None:
         27, "table", "go1.27.3", {"g.atomicstatus": 144}, {"g": 480}, ("", "chan receive"), "target", ()
     )
     probes = (
-        Probe("runtime.casgstatus", "on_casgstatus", 0x456160, 0x56160, "+0 push rbp", emulated=True),
-        Probe("runtime.coroswitch_m", "on_coroswitch_m", 0x456200, 0x56200, "+0 cmp rsp", emulated=False),
+        Probe("runtime.casgstatus", ProbeKind.CASGSTATUS, 0x456160, 0x56160, "+0 push rbp", emulated=True),
+        Probe("runtime.coroswitch_m", ProbeKind.COROUTINE_SWITCH, 0x456200, 0x56200, "+0 cmp rsp", emulated=False),
     )
     listing = inspect_listing(plan(layout, *probes, notes=("a fork of Go",)))
     assert narrow(listing) == [
@@ -78,9 +79,9 @@ def test_inspect() -> None:
         "  Struct layout: from table, wait reasons from target",
         "",
         "2 probes  dear: the kernel single-steps this instruction",
-        "  function              instruction  address         program",
-        "  runtime.casgstatus    +0 push rbp  0x456160        on_casgstatus",
-        "  runtime.coroswitch_m  +0 cmp rsp   0x456200  dear  on_coroswitch_m",
+        "  function              instruction  address         kind",
+        "  runtime.casgstatus    +0 push rbp  0x456160        casgstatus",
+        "  runtime.coroswitch_m  +0 cmp rsp   0x456200  dear  coroutine_switch",
         "",
         "Can't be seen",
         "  - system calls: a goroutine in one counts as running",
@@ -96,7 +97,7 @@ def test_inspect() -> None:
     }
     assert listing.json["probes"][0] == {
         "function": "runtime.casgstatus",
-        "program": "on_casgstatus",
+        "kind": "casgstatus",
         "vaddr": 0x456160,
         "file_offset": 0x56160,
         "site": "+0 push rbp",
@@ -192,7 +193,7 @@ def test_check_verdicts() -> None:
 def test_every_key_of_the_json_is_documented() -> None:
     documented = (ROOT / "docs/json.md").read_text()
     listings = [
-        inspect_listing(plan(None, Probe("f", "p", 1, 2, "s", emulated=True))),
+        inspect_listing(plan(None, Probe("f", ProbeKind.RUN, 1, 2, "s", emulated=True))),
         list_listing(Scan((process(7, "app"),), 0, may_ptrace=True)),
         check_listing(NodeReport((Finding("kernel", "ok", "6.12.9"),))),
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from schedtrace.abi import ProbeKind
 from schedtrace.errors import NotTraceable
 from schedtrace.plan import FunctionNames, Probe, ProbePlan, make_plan
 from schedtrace.symbols.binary import Binary
@@ -21,8 +22,8 @@ from tools import pgo
 
 # In functions mode, beside the ones that only some versions have.
 ALWAYS = {
-    "execute": "on_execute", "park_m": "on_park_m", "ready": "on_ready", "goschedImpl": "on_goschedimpl",
-    "goyield_m": "on_goyield_m", "preemptPark": "on_preemptpark",
+    "execute": "run", "park_m": "park", "ready": "ready", "goschedImpl": "yield", "goyield_m": "yield",
+    "preemptPark": "stop",
 }  # fmt: skip
 CALLS = {
     "park_m": 1,
@@ -35,16 +36,16 @@ SYSTEM_CALLS_UNSEEN = "system calls: a goroutine in one counts as running"
 
 
 def shown(probes: Iterable[Probe]) -> list[tuple[str, str]]:
-    return [(probe.function.removeprefix("runtime."), probe.program) for probe in probes]
+    return [(probe.function.removeprefix("runtime."), probe.kind.name.lower()) for probe in probes]
 
 
 def expected_functions(minor: int, *, cgo: bool = False) -> list[tuple[str, str]]:
     expected = list(ALWAYS.items())
-    expected.append(("gdestroy" if minor >= 22 else "goexit0", "on_gdestroy"))
-    expected.append(("exitsyscallNoP" if minor >= 26 else "exitsyscall0", "on_exitsyscall_nop"))
-    expected += [(name, "on_casgstatus") for name, count in CALLS.items() for _ in range(count)]
+    expected.append(("gdestroy" if minor >= 22 else "goexit0", "exit"))
+    expected.append(("exitsyscallNoP" if minor >= 26 else "exitsyscall0", "syscall_exit_no_p"))
+    expected += [(name, "casgstatus") for name, count in CALLS.items() for _ in range(count)]
     if cgo:
-        expected += [("needm", "on_casgstatus"), ("dropm", "on_casgstatus")]
+        expected += [("needm", "casgstatus"), ("dropm", "casgstatus")]
     return sorted(expected)
 
 
@@ -63,19 +64,19 @@ def test_plan_of_every_version_and_form(form: str, version: str) -> None:
     assert "chan receive" in plan.layout.wait_reasons
     if minor >= 26:
         assert plan.mode == "casgstatus"
-        assert shown(plan.probes) == [("casgstatus", "on_casgstatus"), ("preemptPark", "on_preemptpark")]
+        assert shown(plan.probes) == [("casgstatus", "casgstatus"), ("preemptPark", "stop")]
     else:
         assert plan.mode == "functions"
         assert sorted(shown(plan.probes)) == expected_functions(minor, cgo=bool(FORMS[form][1].get("cgo")))
-        assert shown(plan.probes)[:2] == [("execute", "on_execute"), ("park_m", "on_park_m")]  # hit most
+        assert shown(plan.probes)[:2] == [("execute", "run"), ("park_m", "park")]  # hit most
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_plan_with_system_calls(version: str) -> None:
     plan = make_plan(str(built("plain", version)), syscalls=True)
-    expected = [("casgstatus", "on_casgstatus"), ("preemptPark", "on_preemptpark")]
+    expected = [("casgstatus", "casgstatus"), ("preemptPark", "stop")]
     if int(version[2:]) >= 26:
-        expected += [("reentersyscall", "on_reentersyscall"), ("exitsyscall", "on_exitsyscall")]
+        expected += [("reentersyscall", "syscall"), ("exitsyscall", "syscall_exit")]
     assert plan.mode == "casgstatus"
     assert sorted(shown(plan.probes)) == sorted(expected)
     assert plan.unseen == ()
@@ -85,7 +86,7 @@ def test_iter_pull_brings_a_probe_on_coroutine_switches() -> None:
     for version, mode in (("1.23", "functions"), ("1.25", "functions"), ("1.27", "casgstatus")):
         plan = make_plan(str(binary("coroutines", version)))
         assert plan.mode == mode
-        assert ("coroswitch_m", "on_coroswitch_m") in shown(plan.probes)
+        assert ("coroswitch_m", "coroutine_switch") in shown(plan.probes)
         assert plan.unseen == (SYSTEM_CALLS_UNSEEN,)
 
 
@@ -100,14 +101,14 @@ def calls_of_casgstatus(path: Path, arch: str) -> dict[int, str]:
 
 
 def entered(probe: Probe) -> bool:
-    return probe.program not in ("on_casgstatus", "on_newproc", "on_newproc1_returned")
+    return probe.kind not in (ProbeKind.CASGSTATUS, ProbeKind.CREATE, ProbeKind.CREATED)
 
 
 def assert_each_transition_has_one_probe(plan: ProbePlan, path: Path) -> None:
     """In functions mode, by the disassembly: every call of casgstatus is probed, or its function is, or it is known
     to be of no interest; and no call is in two of these classes, but for functions of two transitions."""
     calls = calls_of_casgstatus(path, plan.arch)
-    at_calls = {probe.vaddr: probe for probe in plan.probes if probe.program == "on_casgstatus"}
+    at_calls = {probe.vaddr: probe for probe in plan.probes if probe.kind == ProbeKind.CASGSTATUS}
     at_entry = {probe.function.removeprefix("runtime.") for probe in plan.probes if entered(probe)}
     assert at_calls.keys() <= calls.keys()
     assert len({probe.vaddr for probe in plan.probes}) == len(plan.probes)
@@ -121,7 +122,7 @@ def assert_each_transition_has_one_probe(plan: ProbePlan, path: Path) -> None:
         if name in ("newproc1", "newproc.func1"):
             assert count == 1  # idle -> dead, of a g that is new itself
         elif name == "coroswitch_m":
-            assert count == 3  # what on_coroswitch_m reports, once more
+            assert count == 3  # what the probe on it reports, once more
         else:
             assert count == system_calls.get(name, 1), name
             assert name in system_calls or name in at_entry, name
@@ -160,9 +161,9 @@ def test_profile_that_inlines_casgstatus_leads_to_the_functions(version: str) ->
 def test_profile_and_system_calls(version: str) -> None:
     plan = make_plan(str(pgo.build_pgo(version)), syscalls=True)
     added = [pair for pair in shown(plan.probes) if pair[0] in ("reentersyscall", "entersyscallblock", "exitsyscall")]
-    programs = {"1.22": ("on_casgstatus", "on_casgstatus"), "1.27": ("on_reentersyscall", "on_exitsyscall")}[version]
+    kinds = {"1.22": ("casgstatus", "casgstatus"), "1.27": ("syscall", "syscall_exit")}[version]
     assert dict(added) == {
-        "reentersyscall": programs[0], "entersyscallblock": "on_casgstatus", "exitsyscall": programs[1],
+        "reentersyscall": kinds[0], "entersyscallblock": "casgstatus", "exitsyscall": kinds[1],
     }  # fmt: skip
 
 
@@ -243,7 +244,7 @@ def test_unknown_version_without_dwarf_counts_transitions_only(tmp_path: Path) -
     plan = make_plan(path)
     assert plan.go_version == "go1.99.3"
     assert plan.layout is None
-    assert shown(plan.probes) == [("casgstatus", "on_casgstatus"), ("preemptPark", "on_preemptpark")]
+    assert shown(plan.probes) == [("casgstatus", "casgstatus"), ("preemptPark", "stop")]
     assert plan.unseen == (
         (
             "wait reasons, causes of wakes, start functions (go1.99.3: only Go up to 1.27 is known, and the binary "
@@ -323,7 +324,7 @@ def calling(tmp_path: Path, path: Path, *, caller: str, old: str, new: str) -> P
 def test_creation_is_seen_in_newproc_where_newproc1_shows_no_call_of_casgstatus(tmp_path: Path) -> None:
     path = calling(tmp_path, built("plain", "1.25"), caller="newproc1", old="casgstatus", new="wakep")
     (probe,) = (p for p in make_plan(str(path)).probes if "newproc" in p.function)
-    assert (probe.function, probe.program) == ("runtime.newproc.func1", "on_newproc1_returned")
+    assert (probe.function, probe.kind) == ("runtime.newproc.func1", ProbeKind.CREATED)
     with Binary.open(path) as opened:
         table = Pclntab.find(opened)
         found = table.functions_named(["runtime.newproc.func1", "runtime.newproc1", "runtime.runqput"])
@@ -333,7 +334,7 @@ def test_creation_is_seen_in_newproc_where_newproc1_shows_no_call_of_casgstatus(
     # newproc1 inlined, too
     path = calling(tmp_path, path, caller="newproc.func1", old="newproc1", new="wakep")
     (probe,) = (p for p in make_plan(str(path)).probes if "newproc" in p.function)
-    assert (probe.function, probe.program) == ("runtime.newproc.func1", "on_newproc")
+    assert (probe.function, probe.kind) == ("runtime.newproc.func1", ProbeKind.CREATE)
     assert probe.vaddr == queues.vaddr
     assert probe.site == f"+{queues.vaddr - found['runtime.newproc.func1'].vaddr} call runqput"
     # and runqput
