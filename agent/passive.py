@@ -111,6 +111,7 @@ class PassiveReader:
         self._slice = (0, 0, 0)  # allp as it was last
         self._places: Places | None = None
         self._last: RuntimeState | None = None
+        self._histograms: dict[str, tuple[bytes, RuntimeHistogram]] = {}  # as they were read last
 
     def read(self) -> RuntimeState | None:
         """The runtime's state now; None if the process has exited.
@@ -286,7 +287,7 @@ class PassiveReader:
         if "numgc" in values:
             _require(values["enablegc"][0] <= 1, "a flag of the collector is neither true nor false")
             gc_cycles = int.from_bytes(values["numgc"], "little")
-        histograms = {name: self._histogram(values[name]) for name in self._plan.histograms}
+        histograms = {name: self._histogram(name, values[name]) for name in self._plan.histograms}
         return RuntimeState(
             sched_latency=histograms.pop("sched_latency"),
             stop_the_world=histograms,
@@ -309,14 +310,20 @@ class PassiveReader:
         _require(made - ended <= most, f"{made - ended} threads of at most {most}")
         return made - ended
 
-    def _histogram(self, content: bytes) -> RuntimeHistogram:
+    def _histogram(self, name: str, content: bytes) -> RuntimeHistogram:
+        """One of them; the same object as last time if nothing of it has changed, as is so for most at most times."""
+        known = self._histograms.get(name)
+        if known and known[0] == content:
+            return known[1]
         plan = self._plan
         words = _words(content)
         if max(words) > _LARGEST_COUNT:
             raise _InconsistentError("a histogram holds more than can be counted")
         underflow = words[plan.underflow_offset // _WORD]
         overflow = words[plan.overflow_offset // _WORD] if plan.overflow_offset is not None else 0
-        return RuntimeHistogram(words[: plan.buckets], underflow, overflow)
+        histogram = RuntimeHistogram(words[: plan.buckets], underflow, overflow)
+        self._histograms[name] = (content, histogram)
+        return histogram
 
     def _heap_goal(self, content: bytes | None) -> int | None:
         if content is None:

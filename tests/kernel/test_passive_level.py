@@ -46,7 +46,7 @@ def test_watched_again() -> None:
             level.read()
             state = level.state(target.pid)
             assert state is not None
-            assert latencies(level, target) == state.sched_latency.histogram()
+            assert latencies(level, target) == state.sched_latency.histogram
             assert latencies(level, target).count > 500
         assert (level.state(target.pid), level.latencies(target.pid)) == (None, None)
         with watched(level, target):  # as when it has been moved to another cgroup

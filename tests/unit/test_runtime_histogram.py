@@ -58,7 +58,7 @@ def test_bounds() -> None:
 @pytest.mark.parametrize("buckets", [OLD, NEW])
 @given(DURATIONS)
 def test_what_our_bounds_say(buckets: int, durations_ns: list[int]) -> None:
-    ours = record(durations_ns, buckets).histogram()
+    ours = record(durations_ns, buckets).histogram
     assert ours.count == len(durations_ns)
     for bound, cumulative in ours.buckets()[:-1]:
         assert cumulative == sum(d < SHARE[buckets] * bound * 1e9 for d in durations_ns), bound
@@ -68,19 +68,19 @@ def test_what_our_bounds_say(buckets: int, durations_ns: list[int]) -> None:
 @pytest.mark.parametrize(("buckets", "error"), [(OLD, 1 / 32), (NEW, 1 / 8)])
 @given(st.lists(st.integers(256, 1 << 46), min_size=1, max_size=60))
 def test_how_far_off_sum_and_maximum_are(buckets: int, error: float, durations_ns: list[int]) -> None:
-    ours = record(durations_ns, buckets).histogram()
+    ours = record(durations_ns, buckets).histogram
     assert ours.sum_ns == pytest.approx(sum(durations_ns), rel=error)
     assert max(durations_ns) < ours.max_ns <= max(durations_ns) * (1 + 2 * error)
 
 
 def test_times_of_next_to_no_length_add_nothing() -> None:
-    ours = record([0, 10, 63, -4], NEW).histogram()
+    ours = record([0, 10, 63, -4], NEW).histogram
     assert (ours.count, ours.sum_ns, ours.max_ns, ours.slots[0]) == (4, 0, 64, 4)
-    assert record([], NEW).histogram().max_ns == 0
+    assert record([], NEW).histogram.max_ns == 0
 
 
 def test_times_beyond_the_last_bound() -> None:
-    ours = record([1 << 47, 1 << 49], NEW).histogram()
+    ours = record([1 << 47, 1 << 49], NEW).histogram
     assert (ours.slots[-1], ours.sum_ns, ours.max_ns) == (2, 2 << 47, 1 << 47)
 
 
