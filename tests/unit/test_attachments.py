@@ -8,12 +8,14 @@ from typing import Any, cast
 import pytest
 
 from schedtrace import attachments
+from schedtrace.abi import ProbeKind
 from schedtrace.attachments import Attachments, Probed
 from schedtrace.binaries import GoBinary
+from schedtrace.bpf_text import program_of
 from schedtrace.errors import AttachFailed
 from schedtrace.session import Attachment, ProbeSite, Session
 
-PLAN = cast(Any, SimpleNamespace(probes=(SimpleNamespace(program="on_casgstatus", file_offset=64),)))
+PLAN = cast(Any, SimpleNamespace(probes=(SimpleNamespace(kind=ProbeKind.CASGSTATUS, file_offset=64),)))
 
 
 def _binary(device: int, inode: int) -> GoBinary:
@@ -30,7 +32,7 @@ class _Session:
 
     def attach(self, executable_fd: int, sites: Sequence[ProbeSite], pid: int) -> Attachment:
         assert executable_fd == 3
-        assert list(sites) == [ProbeSite("on_casgstatus", 64)]
+        assert list(sites) == [ProbeSite(program_of(ProbeKind.CASGSTATUS), 64)]
         if self.refuses:
             raise AttachFailed("it has gone")
         self.pids.append(pid)
