@@ -115,7 +115,7 @@ class Watch:
 
     def _thread_count(self) -> int:
         with suppress(NotTraceable):
-            threads = len(self.process.thread_ids())
+            threads = self.process.thread_count()
             return threads if self.process.still_same() else 0
         return 0
 

@@ -139,7 +139,7 @@ class _Scanner:
             exe=process.exe,
             go_version=binary.go_version,
             gomaxprocs=_gomaxprocs(process.environment()),
-            threads=len(process.thread_ids()),
+            threads=process.thread_count(),
             cgroup_path=main.path if main else "",
             quota_cores=limit.cores if limit else None,
             throttling=membership.cpu_stat(),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
@@ -103,5 +104,6 @@ def _histogram_lines(name: str, labels: str, histogram: Histogram) -> list[str]:
     return lines
 
 
+@lru_cache(maxsize=1 << 12)
 def _escape(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -328,7 +328,7 @@ class Fleet:
                         labels=labels,
                         totals=totals,
                         infos=tuple(sorted(account.infos)),
-                        threads=_sum_of(processes, lambda process: len(process.thread_ids())),
+                        threads=_sum_of(processes, lambda process: process.thread_count()),
                         open_fds=_sum_of(processes, lambda process: process.open_fd_count()),
                         quota_cores=min(limits, default=None),
                         throttled_ns=account.refresh_throttling(_throttled_ns),

@@ -64,19 +64,20 @@ def _histograms(records: Any) -> Iterator[tuple[int, Histogram]]:
 
 def state_times(stats: Any, goroutines: Any, time_ns: int, reasons: Sequence[str]) -> tuple[StateTime, ...]:
     """Time per state, and for waiting per reason, longest first; how often each was entered."""
-    since = goroutines["since_ns"].astype(np.int64)
-    open_ns = np.maximum(np.int64(time_ns) - since, 0)
+    open_ns = np.maximum(np.int64(time_ns) - goroutines["since_ns"].astype(np.int64), 0)
     state = goroutines["state"]
-    entered = stats["transitions"].reshape(_STATE.COUNT, _STATE.COUNT).sum(axis=0)
+    entered = stats["transitions"].reshape(_STATE.COUNT, _STATE.COUNT).sum(axis=0).tolist()
+    partial_ns = stats["partial_ns"].tolist()
+    open_state_ns = np.bincount(state, weights=open_ns, minlength=_STATE.COUNT).tolist()
     result = []
     for number, name in STATES.items():
         if number in (_STATE.WAITING, _STATE.DEAD, _STATE.IDLE):
             continue
-        ns = int(stats["partial_ns"][number]) + int(open_ns[state == number].sum())
+        ns = partial_ns[number] + int(open_state_ns[number])
         if number == _STATE.RUNNABLE:
             ns += int(stats["sched_latency"]["sum_ns"].sum())
         if ns or entered[number]:
-            result.append(StateTime(name, "", ns, int(entered[number])))
+            result.append(StateTime(name, "", ns, entered[number]))
     waiting = goroutines["reason"][state == _STATE.WAITING]
     open_waits = np.bincount(waiting, minlength=abi.REASON_COUNT)
     open_wait_ns = np.bincount(waiting, weights=open_ns[state == _STATE.WAITING], minlength=abi.REASON_COUNT)

@@ -116,6 +116,8 @@ def test_threads_cpu_time_and_descriptors_are_read_anew() -> None:
             pass
         assert set(process.thread_ids()) - set(threads) == {thread.native_id}
         assert process.open_fd_count() - descriptors == 3
+        assert process.open_fd_count() == len(list(Path("/proc/self/fd").iterdir())) - 1  # listing takes one
+        assert process.thread_count() == len(process.thread_ids())
         assert 0.08 <= process.cpu_seconds() - cpu <= 2
         stop.set()
         thread.join()
