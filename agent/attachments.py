@@ -50,12 +50,12 @@ class Attachments:
     def __init__(self, session: Session, *, confined: bool) -> None:
         self._session, self._confined = session, confined
         self._probed: dict[tuple[int, ...], list[Probed]] = {}
-        """By what :meth:`GoBinary.may_be_same_file` compares; confined probes by PID and start time."""
+        """By :attr:`GoBinary.key_without_device`; confined probes by PID and start time."""
 
     def probe(self, process: Process, binary: GoBinary, plan: ProbePlan, executable_fd: int) -> Probed:
         """The probes on the process's executable: those that are there, or new ones. Raises AttachFailed."""
         only = (process.pid, process.start_time_ticks) if self._confined else None
-        key = only or binary.key[1:]
+        key = only or binary.key_without_device
         for probed in self._probed.get(key, ()):
             if probed.binary.key == binary.key or (not only and _has_breakpoint(process, plan)):
                 return probed

@@ -47,10 +47,11 @@ class GoBinary:
     refusal: str
     runtime: RuntimePlan | str = ""
 
-    def may_be_same_file(self, other: FileKey) -> bool:
-        """Could the file ``other`` be the same inode to the kernel? On overlayfs each container shows a file of its
-        image under a device of its own, with the inode number, size and times of the lower file."""
-        return self.key[1:] == other[1:]
+    @property
+    def key_without_device(self) -> tuple[int, ...]:
+        """Equal for what may be one inode to the kernel: on overlayfs each container shows a file of its image under a
+        device of its own, with the inode number, size and times of the lower file."""
+        return self.key[1:]
 
 
 class Binaries:
