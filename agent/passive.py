@@ -111,6 +111,7 @@ class PassiveReader:
         self._slice = (0, 0, 0)  # allp as it was last
         self._places: Places | None = None
         self._last: RuntimeState | None = None
+        self._pieces: list[bytes] = []  # what it was read from
         self._histograms: dict[str, tuple[bytes, RuntimeHistogram]] = {}  # as they were read last
 
     def read(self) -> RuntimeState | None:
@@ -171,6 +172,8 @@ class PassiveReader:
         if self._places is None:  # it has just been set
             raise _InconsistentError("nothing to read")
         pieces = self._places.read(self._process.pid)
+        if self._last and pieces == self._pieces:  # it has done nothing since
+            return self._last
         values = dict(zip(self._names, pieces, strict=False))
         processors = pieces[len(self._names) :]
         if _words(values["allp"]) != self._slice or _words(values["array"]) != self._processors:
@@ -178,6 +181,7 @@ class PassiveReader:
             raise _InconsistentError("its list of Ps changes")
         state = self._state(values, processors)
         self._check_progress(state)
+        self._pieces = pieces
         return state
 
     def _look_for_processors(self) -> None:
