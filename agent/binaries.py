@@ -16,6 +16,7 @@ from schedtrace.discovery import has_build_information
 from schedtrace.errors import NotTraceable, PermissionDenied
 from schedtrace.isolated import Answer, Reader
 from schedtrace.plan import ProbePlan, make_plan
+from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
 
 _REMEMBERED = 4096
 _READERS = 2
@@ -26,8 +27,9 @@ _IDLE_SECONDS = 10.0
 FileKey = tuple[int, int, int, int]
 """Device, inode, size and time of change in ns: another file under a reused inode number is another key."""
 
-_Finding = tuple[ProbePlan | None, str]
-"""The plan of a Go binary, or why there is none; neither if it isn't Go."""
+_Finding = tuple[ProbePlan | None, str, RuntimePlan | str]
+"""The plan of a Go binary, or why there is none; neither if it isn't Go. Then where its runtime's state is, or why that
+isn't known."""
 
 
 def file_key(status: os.stat_result) -> FileKey:
@@ -37,11 +39,13 @@ def file_key(status: os.stat_result) -> FileKey:
 
 @dataclass(frozen=True)
 class GoBinary:
-    """An executable with a Go runtime; ``plan`` is None if it can't be watched, and ``refusal`` then says why."""
+    """An executable with a Go runtime; ``plan`` is None if it can't be watched, and ``refusal`` then says why.
+    ``runtime`` is where the runtime's state is, or why that isn't known."""
 
     key: FileKey
     plan: ProbePlan | None
     refusal: str
+    runtime: RuntimePlan | str = ""
 
     @property
     def key_without_device(self) -> tuple[int, ...]:
@@ -104,8 +108,8 @@ class Binaries:
     def _learn(self, key: FileKey, answer: Answer[_Finding]) -> None:
         if isinstance(answer.error, PermissionDenied):
             return  # that may change
-        plan, refusal = answer.result or (None, str(answer.error or ""))
-        self._known[key] = GoBinary(key, self._slim(plan), refusal) if plan or refusal else None
+        plan, refusal, runtime = answer.result or (None, str(answer.error or ""), "")
+        self._known[key] = GoBinary(key, self._slim(plan), refusal, runtime) if plan or refusal else None
         while len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
 
@@ -140,7 +144,14 @@ def _pending(reader: Reader[FileKey, _Finding]) -> int:
 def _find(executable_fd: int) -> _Finding:
     path = f"/proc/self/fd/{executable_fd}"
     try:
-        return make_plan(path), ""
+        plan = make_plan(path)
     except NotTraceable as error:
-        refusal = str(error).removeprefix(f"{path}: ").replace(path, "it")
-        return None, refusal if has_build_information(path) else ""
+        return None, _without(path, error) if has_build_information(path) else "", ""
+    try:
+        return plan, "", make_runtime_plan(path)
+    except NotTraceable as error:
+        return plan, "", _without(path, error)
+
+
+def _without(path: str, error: NotTraceable) -> str:
+    return str(error).removeprefix(f"{path}: ").replace(path, "it")

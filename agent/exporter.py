@@ -57,6 +57,15 @@ _OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
         "Time threads were runnable for the kernel before they ran.",
     ),
     (
+        "schedtrace_runtime_sched_latency_seconds",
+        "histogram",
+        (),
+        ("Time goroutines were runnable before they ran, as the Go runtime itself samples it since its start: one in "
+        "eight, not multiplied; up to Go 1.25 with system calls as waits of 0. The sum is an estimate from buckets."),
+    ),
+    ("schedtrace_gomaxprocs", "gauge", (), "GOMAXPROCS of the processes, added up."),
+    ("schedtrace_goroutines", "gauge", (), "Goroutines of the processes, without the runtime's own."),
+    (
         "schedtrace_cfs_throttled_seconds_total",
         "counter",
         (),
@@ -210,6 +219,12 @@ def _values(series: Series) -> Iterable[tuple[str, tuple[str, ...], float | Hist
     for state, time_ns in sorted(totals.state_ns.items()):
         yield "schedtrace_goroutine_state_seconds_total", (state,), time_ns / _NS
     yield "schedtrace_thread_run_queue_seconds", (), totals.run_queue
+    if totals.runtime_sched_latency is not None:
+        yield "schedtrace_runtime_sched_latency_seconds", (), totals.runtime_sched_latency
+    if series.gomaxprocs is not None:
+        yield "schedtrace_gomaxprocs", (), series.gomaxprocs
+    if series.goroutines is not None:
+        yield "schedtrace_goroutines", (), series.goroutines
     if series.throttled_ns is not None:
         yield "schedtrace_cfs_throttled_seconds_total", (), series.throttled_ns / _NS
     if series.quota_cores is not None:

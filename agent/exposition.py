@@ -10,7 +10,7 @@ Formats: prometheus.io/docs/instrumenting/exposition_formats, OpenMetrics 1.0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -96,12 +96,12 @@ def text(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     return "".join(parts).encode()
 
 
-def _histogram_lines(name: str, labels: str, histogram: Histogram) -> list[str]:
+def _histogram_lines(name: str, labels: str, histogram: Histogram) -> Iterator[str]:
     head = f'{name}_bucket{{{labels},le="'
-    counts = list(accumulate(histogram.slots))
-    lines = [f'{head}{bound}"}} {count}\n' for bound, count in zip(_BOUNDS, counts, strict=True)]
-    lines.append(f"{name}_count{{{labels}}} {counts[-1]}\n{name}_sum{{{labels}}} {histogram.sum_ns / _NS}\n")
-    return lines
+    count = 0
+    for bound, count in zip(_BOUNDS, accumulate(histogram.slots), strict=True):
+        yield f'{head}{bound}"}} {count}\n'
+    yield f"{name}_count{{{labels}}} {count}\n{name}_sum{{{labels}}} {histogram.sum_ns / _NS}\n"
 
 
 @lru_cache(maxsize=1 << 12)

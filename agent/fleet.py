@@ -30,6 +30,7 @@ from schedtrace.cgroups import Membership, container_of, read_cpu_stat, read_mem
 from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
 from schedtrace.governor import Governor
 from schedtrace.logs import EventLog
+from schedtrace.passive_level import PassiveLevel
 from schedtrace.plan import ProbePlan
 from schedtrace.pods import PodIndex
 from schedtrace.procfs import Process, open_process, read_stat, running_pids
@@ -86,6 +87,7 @@ class Fleet:
         self._level = level
         self._attachments = Attachments(session, confined=not selection.everything, windows=level != FULL_LEVEL)
         self._accounts = Accounts()
+        self._passive = PassiveLevel(lambda pid, reason: events.info("passive", reason, pid=pid))
         self._costs = target.measure_costs(session, "casgstatus", (True, False))
         self._most = session.room
         self._watched: dict[int, _Watched] = {}
@@ -240,8 +242,20 @@ class Fleet:
             elif probed.attachment:
                 self._session.watch(process.pid, record, time_before=False)
             self._name(watched, labels)
+        self._read_passively(process, binary)
         self._events.info("watching", "watching a Go process", pid=process.pid, exe=process.exe, go=plan.go_version)
         return True
+
+    def _read_passively(self, process: Process, binary: GoBinary) -> None:
+        """Besides, read what the runtime counts itself, where that can be found."""
+        reason = binary.runtime
+        if not isinstance(reason, str):
+            try:
+                self._passive.watch(process, reason, process.load_bias())
+            except SchedtraceError as error:
+                reason = str(error)
+        if isinstance(reason, str):
+            self._events.info("passive", f"what its runtime counts isn't read: {reason}", pid=process.pid)
 
     def _labels(self, process: Process, membership: Membership, *, patient: bool = True) -> Labels | None:
         """Whose a process is; None if its pod's name may still come and one is patient."""
@@ -281,29 +295,32 @@ class Fleet:
             counted = [watched.process.pid for watched in buried if self._session.counts(watched.process.pid)]
             snapshots = self._session.retire(counted) if counted else {}
             for watched in buried:
-                if watched.process.pid in snapshots:
-                    self._settle(watched, snapshots[watched.process.pid])
+                self._settle(watched, snapshots.get(watched.process.pid))
                 if self._windows:
                     self._windows.remove(watched.process.pid)
+                self._passive.drop(watched.process.pid)
                 del self._watched[watched.process.pid]
                 watched.probed.leave(watched.process.pid)
                 self._poll.unregister(watched.process.pidfd.fileno())
                 del self._exits[watched.process.pidfd.fileno()]
                 watched.process.close()
 
-    def _settle(self, watched: _Watched, snapshot: Snapshot) -> None:
-        """Pay what a process did into its account."""
+    def _settle(self, watched: _Watched, snapshot: Snapshot | None) -> None:
+        """Pay all that a process did into its account."""
+        self._pay(watched, self._totals(watched, snapshot))
+
+    def _pay(self, watched: _Watched, totals: SeriesTotals) -> None:
         if watched.labels is None:
             self._name(watched, self._labels(watched.process, watched.membership, patient=False))
         assert watched.labels  # they are there at once if one isn't patient
-        self._accounts.pay_in(watched.labels, self._totals(watched, snapshot))
+        self._accounts.pay_in(watched.labels, totals)
 
     def _govern(self) -> None:
         """Take in what was counted in windows that have ended, and open others."""
         if self._windows:
             with self._lock:
                 for pid, snapshot in self._windows.collect().items():
-                    self._settle(self._watched[pid], snapshot)
+                    self._pay(self._watched[pid], self._counted(self._watched[pid], snapshot))
                 self._windows.open_some()
 
     def _retry_names(self) -> None:
@@ -329,6 +346,7 @@ class Fleet:
 
     def view(self) -> NodeView:
         """What there is to export now. May be called from another thread than :meth:`run`'s, one call at a time."""
+        self._passive.read()
         with self._lock:
             snapshots = self._session.snapshots()
             living: dict[Labels, list[_Watched]] = {}
@@ -339,8 +357,8 @@ class Fleet:
             for labels, account in self._accounts.for_scrape(living.keys()):
                 processes, totals = living.get(labels, []), account.totals
                 for watched in processes:
-                    if watched.process.pid in snapshots:
-                        totals = totals + self._totals(watched, snapshots[watched.process.pid])
+                    totals = totals + self._totals(watched, snapshots.get(watched.process.pid))
+                states = [state for w in processes if (state := self._passive.state(w.process.pid))]
                 limits = [limit.cores for w in processes if (limit := w.membership.cpu_limit(quota_of))]
                 series.append(
                     Series(
@@ -351,12 +369,20 @@ class Fleet:
                         open_fds=_sum_of(processes, lambda process: process.open_fd_count()),
                         quota_cores=min(limits, default=None),
                         throttled_ns=account.refresh_throttling(_throttled_ns),
+                        gomaxprocs=sum(state.gomaxprocs for state in states) if states else None,
+                        goroutines=sum(state.goroutines for state in states) if states else None,
                     )
                 )
             windows = dict(self._governor.ends) if self._governor else {}
             return NodeView(tuple(series), dict(self._failures), dict(self._lost), windows)
 
-    def _totals(self, watched: _Watched, snapshot: Snapshot) -> SeriesTotals:
+    def _totals(self, watched: _Watched, snapshot: Snapshot | None) -> SeriesTotals:
+        """All that a process did that isn't in its account yet. ``snapshot``: None outside of windows."""
+        own = SeriesTotals(runtime_sched_latency=self._passive.latencies(watched.process.pid))
+        return own + self._counted(watched, snapshot) if snapshot else own
+
+    def _counted(self, watched: _Watched, snapshot: Snapshot) -> SeriesTotals:
+        """What was counted of a process by BPF."""
         plan = watched.probed.plan
         counts = join.counts(snapshot, target.reasons_of(plan), None)
         state_ns = Counter[str]()
@@ -379,6 +405,7 @@ class Fleet:
         for watched in self._watched.values():
             watched.process.close()
         self._watched.clear()
+        self._passive.close()
         self._poll.close()
         wake, self._wake = self._wake, -1  # a signal may still come
         os.close(wake)

@@ -44,6 +44,8 @@ class SeriesTotals:
     """Of probes."""
     seen_ns: int = 0
     """How long processes were watched, added up over them: all else was counted in that time."""
+    runtime_sched_latency: Histogram | None = None
+    """What the Go runtime has sampled itself, since the processes began; None where it can't be read."""
 
     def __add__(self, other: SeriesTotals) -> SeriesTotals:
         return SeriesTotals(
@@ -56,6 +58,7 @@ class SeriesTotals:
             overhead_ns=self.overhead_ns + other.overhead_ns,
             hits=self.hits + other.hits,
             seen_ns=self.seen_ns + other.seen_ns,
+            runtime_sched_latency=_add_if_any(self.runtime_sched_latency, other.runtime_sched_latency),
         )
 
 
@@ -73,7 +76,8 @@ class Series:
     """One set of labels at one scrape.
 
     ``throttled_ns`` is the container's cgroup's counter, None without a CPU controller; ``quota_cores`` None without a
-    quota. ``threads`` and ``open_fds`` are sums over the living processes.
+    quota. ``threads`` and ``open_fds`` are sums over the living processes, ``gomaxprocs`` and ``goroutines`` over
+    those of them whose runtime can be read, None if there is none.
     """
 
     labels: Labels
@@ -83,6 +87,8 @@ class Series:
     open_fds: int
     quota_cores: float | None
     throttled_ns: int | None
+    gomaxprocs: int | None = None
+    goroutines: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,10 @@ class NodeView:
 
 def _add(a: Mapping[_Key, int], b: Mapping[_Key, int]) -> dict[_Key, int]:
     return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
+
+
+def _add_if_any(a: Histogram | None, b: Histogram | None) -> Histogram | None:
+    return a + b if a and b else a or b
 
 
 def _add_histograms(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> dict[str, Histogram]:

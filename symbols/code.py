@@ -3,12 +3,11 @@
 What makes an instruction cheap to probe: :mod:`schedtrace.symbols.instructions`.
 """
 
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-
-from capstone import x86_const
 
 from schedtrace.errors import NotTraceable
 from schedtrace.symbols.binary import Arch, Binary
@@ -28,6 +27,7 @@ from schedtrace.symbols.instructions import (
     written,
 )
 
+_AMD64_RELATIVE_OPERAND = re.compile(r"\[rip(?: ([+-]) (0x[0-9a-f]+|\d+))?\]")
 # The stack check is at most this many instructions from the entry.
 _PROLOGUE_INSTRUCTIONS = 24
 
@@ -225,11 +225,12 @@ def _intact_line(arch: Arch, code: Sequence[Instruction], watched: Register) -> 
 
 
 def _amd64_data_operands(code: bytes, vaddr: int) -> Iterator[DataOperand]:
-    for instruction in decoder(Arch.AMD64, detail=True).disasm(code, vaddr):
-        for operand in instruction.operands:
-            if operand.type == x86_const.X86_OP_MEM and operand.mem.base == x86_const.X86_REG_RIP:
-                target = instruction.address + instruction.size + operand.mem.disp
-                yield DataOperand(instruction.address, target, instruction.id == x86_const.X86_INS_LEA)
+    # From the instruction's text: takes a third of the time that asking for its operands does.
+    for address, size, mnemonic, operands in decoder(Arch.AMD64).disasm_lite(code, vaddr):
+        if "[rip" in operands and (relative := _AMD64_RELATIVE_OPERAND.search(operands)):
+            distance = int(relative[2] or "0", 0)
+            target = address + size + (-distance if relative[1] == "-" else distance)
+            yield DataOperand(address, target, mnemonic == "lea")
 
 
 def _arm64_data_operands(code: bytes, vaddr: int) -> Iterator[DataOperand]:

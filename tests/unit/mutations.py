@@ -25,6 +25,7 @@ from pathlib import Path
 
 from schedtrace.errors import SchedtraceError
 from schedtrace.plan import make_plan
+from schedtrace.runtime_plan import make_runtime_plan
 from schedtrace.symbols.binary import Binary
 from schedtrace.symbols.buildinfo import read_buildinfo
 from schedtrace.symbols.pclntab import Pclntab
@@ -71,10 +72,14 @@ def _plan(binary: Binary) -> None:
     make_plan(binary.path)
 
 
+def _runtime_plan(binary: Binary) -> None:
+    make_runtime_plan(binary.path)
+
+
 Step = Callable[[Binary], object]
 STEPS: list[Step] = [read_buildinfo, _symbols, _functions, _pointers]
 # Takes twenty times as long as all of the above, so it is done with every tenth file only.
-SLOW_STEPS: list[Step] = [_plan]
+SLOW_STEPS: list[Step] = [_plan, _runtime_plan]
 SLOW_EVERY = 10
 
 

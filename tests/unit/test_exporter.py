@@ -63,8 +63,9 @@ def series(
         run_queue=histogram(seed + 2),
         lost={"goroutines full": 3},
         overhead_ns=2_000_000,
+        runtime_sched_latency=histogram(seed + 3),
     )
-    return Series(labels, totals, infos, 11, 13, 0.25, 17_000_000_000)
+    return Series(labels, totals, infos, 11, 13, 0.25, 17_000_000_000, 4, 1_234)
 
 
 def exporter(*view: Series, max_series: int = DEFAULT_MAX_SERIES) -> Exporter:
@@ -151,6 +152,9 @@ def test_every_name_kind_and_label() -> None:
         "schedtrace_goroutine_transitions_total": "counter",
         "schedtrace_goroutine_state_seconds_total": "counter",
         "schedtrace_thread_run_queue_seconds": "histogram",
+        "schedtrace_runtime_sched_latency_seconds": "histogram",
+        "schedtrace_gomaxprocs": "gauge",
+        "schedtrace_goroutines": "gauge",
         "schedtrace_cfs_throttled_seconds_total": "counter",
         "schedtrace_cpu_quota_cores": "gauge",
         "schedtrace_threads": "gauge",
@@ -170,6 +174,8 @@ def test_every_name_kind_and_label() -> None:
         f'schedtrace_goroutine_transitions_total{{{base},from="running",to="waiting"}} 7',
         f'schedtrace_goroutine_state_seconds_total{{{base},state="running"}} 1.5',
         f'schedtrace_goroutine_state_seconds_total{{{base},state="waiting"}} 1e-09',
+        f"schedtrace_gomaxprocs{{{base}}} 4",
+        f"schedtrace_goroutines{{{base}}} 1234",
         f"schedtrace_cfs_throttled_seconds_total{{{base}}} 17.0",
         f"schedtrace_cpu_quota_cores{{{base}}} 0.25",
         f"schedtrace_threads{{{base}}} 11",
@@ -253,7 +259,7 @@ def pods_of(collector: Exporter) -> list[str]:
 
 def test_whole_sets_of_labels_are_left_out_and_counted() -> None:
     each = per_series()
-    assert each == 27 * 4 + 2 + 2 + 2 + 2 + 1 + 1 + 1 + 2
+    assert each == 27 * 5 + 2 + 2 + 2 + 2 + 2 + 1 + 1 + 1 + 2
     pods = tuple(series(Labels("n", f"p{i}", "c", "x")) for i in (4, 2, 0, 3, 1))
     limited = exporter(*pods, max_series=3 * each + each - 1)
     assert pods_of(limited) == ["p0", "p1", "p2"]

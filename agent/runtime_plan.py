@@ -1,0 +1,117 @@
+"""What of a Go runtime's own state can be read from its memory, and where: binary -> :class:`RuntimePlan`.
+
+Beside :mod:`schedtrace.plan` the only caller of symbols: needs no function to be probed, only data to be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from schedtrace.errors import NotTraceable
+from schedtrace.symbols.binary import Binary
+from schedtrace.symbols.buildinfo import read_buildinfo
+from schedtrace.symbols.layout import NEWEST_MINOR, layout_of
+from schedtrace.symbols.pclntab import Pclntab
+from schedtrace.symbols.runtime_data import PAUSES, RuntimeData, find_runtime_data
+from schedtrace.symbols.symtab import Symtab
+
+_WORD = 8
+_OLD_BUCKETS = 720
+# What the histograms are called here, by the field of the runtime's that each one is.
+_NAMES: Mapping[str, str] = {
+    "schedt.timeToRun": "sched_latency",
+    "schedt.stwStoppingTimeGC": "stopping_gc",
+    "schedt.stwStoppingTimeOther": "stopping_other",
+    "schedt.stwTotalTimeGC": "stopped_gc",
+    "schedt.stwTotalTimeOther": "stopped_other",
+    PAUSES: "stopped_gc",
+}
+_HEAP_GOAL = tuple(
+    f"gcControllerState.{name}"
+    for name in (
+        *("memoryLimit", "gcPercentHeapGoal", "sweepDistMinTrigger", "triggered", "heapMarked", "heapFree"),
+        *("totalAlloc", "totalFree", "mappedReady"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class RuntimePlan:
+    """Where the runtime's state is. Addresses are as linked, ``offsets`` as a layout has them ("p.id").
+
+    ``histograms`` has the addresses of the runtime's histograms: "sched_latency", always; of the time that the world
+    was stopped "stopped_gc" and, from Go 1.22, "stopped_other"; of the time that stopping it took, from Go 1.22,
+    "stopping_gc" and "stopping_other". ``buckets`` is how many buckets they have; ``underflow_offset`` and
+    ``overflow_offset`` (None up to Go 1.19) are in them. ``gc_controller_vaddr`` is None also where the heap goal can't
+    be computed from it. ``code_vaddr`` is an address in the code of the same file. ``source``: "symtab" or "code".
+    """
+
+    path: str
+    arch: str
+    go_version: str
+    minor: int
+    layout_source: str
+    source: str
+    offsets: Mapping[str, int]
+    sched_vaddr: int
+    allp_vaddr: int
+    gomaxprocs_vaddr: int
+    allgs_vaddr: int
+    memstats_vaddr: int | None
+    gc_controller_vaddr: int | None
+    histograms: Mapping[str, int]
+    buckets: int
+    underflow_offset: int
+    overflow_offset: int | None
+    code_vaddr: int
+
+
+def make_runtime_plan(path: str) -> RuntimePlan:
+    """Find the runtime's state in the Go executable or shared object at ``path``.
+
+    Raises NotTraceable, saying why, if the file is no Go binary, its Go version isn't known, or the places can't be
+    told for certain; PermissionDenied if it may not be read.
+    """
+    with Binary.open(path) as binary:
+        table = Pclntab.find(binary)
+        info = read_buildinfo(binary)
+        layout = layout_of(binary, info.version)
+        if layout is None or info.version is None:
+            version = info.version.text if info.version else "its Go version is unknown"
+            raise NotTraceable(f"{path}: {version}: only Go up to 1.{NEWEST_MINOR} is known, and it has no DWARF")
+        data = find_runtime_data(binary, table, Symtab.read(binary), layout)
+        offsets = layout.offsets
+        return RuntimePlan(
+            path=path,
+            arch=binary.arch.value,
+            go_version=info.version.text,
+            minor=layout.minor,
+            layout_source=layout.source,
+            source=data.source,
+            offsets=offsets,
+            sched_vaddr=data.sched_vaddr,
+            allp_vaddr=data.allp_vaddr,
+            gomaxprocs_vaddr=data.gomaxprocs_vaddr,
+            allgs_vaddr=data.allgs_vaddr,
+            memstats_vaddr=data.memstats_vaddr,
+            gc_controller_vaddr=_with_heap_goal(data, offsets),
+            histograms={_NAMES[field]: vaddr for field, vaddr in data.histograms.items()},
+            buckets=_buckets(path, offsets),
+            underflow_offset=offsets["timeHistogram.underflow"],
+            overflow_offset=offsets.get("timeHistogram.overflow"),
+            code_vaddr=table.text_vaddr,
+        )
+
+
+def _with_heap_goal(data: RuntimeData, offsets: Mapping[str, int]) -> int | None:
+    return data.gc_controller_vaddr if all(field in offsets for field in _HEAP_GOAL) else None
+
+
+def _buckets(path: str, offsets: Mapping[str, int]) -> int:
+    """How many counts a histogram has: they are its first field, and ``underflow`` comes right behind."""
+    buckets = (offsets["timeHistogram.underflow"] - offsets["timeHistogram.counts"]) // _WORD
+    expected = 160 if "timeHistogram.overflow" in offsets else _OLD_BUCKETS
+    if offsets["timeHistogram.counts"] != 0 or buckets != expected:
+        raise NotTraceable(f"{path}: its latency histograms have {buckets} buckets: a form that isn't known")
+    return buckets

@@ -1,0 +1,66 @@
+"""What the agent exports of the runtime's own counts, against what the programs print of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.agent_process import Labels, Scrape, agent, confined
+from tests.e2e.kubelet import TOKEN_VARIABLE, new_token, wait_for
+from tests.workload import Facts, Workload, binary
+
+PROGRAM = "introspected"
+OWNER: Labels = ("", "", "", PROGRAM)
+LATENCIES = "schedtrace_runtime_sched_latency_seconds"
+STRIPPED = {"1.21": False, "1.27": True}
+
+
+def samples(facts: Facts) -> int:
+    """How many latencies the runtime has counted, without those of no length: up to 1.25 these are system calls."""
+    counts = facts["/sched/latencies:seconds"]["counts"]
+    return int(sum(counts[2:]))
+
+
+def exported(scrape: Scrape) -> int:
+    return int(scrape.value(f"{LATENCIES}_count", OWNER))
+
+
+@pytest.mark.parametrize("version", STRIPPED)
+def test_counts_of_the_runtime(version: str, tmp_path: Path) -> None:
+    """Two processes of one executable, of which one ends: gauges are of the living, counters of all."""
+    program = tmp_path / PROGRAM
+    shutil.copy(binary("introspect", version, strip=STRIPPED[version]), program)
+    (tmp_path / "containers").mkdir()
+    token = new_token()
+    env = {TOKEN_VARIABLE: token}
+    with agent(tmp_path, "--log-root", tmp_path, command=confined(token)) as watching:
+        with Workload(program, "-procs", 2, env=env) as stays:
+            with Workload(program, "-procs", 1, env=env) as ends:
+                watching.await_process(OWNER)
+                both = [target.run() for target in (stays, ends)]
+
+                def has_all() -> Scrape | None:
+                    scrape = watching.scrape()
+                    goroutines = scrape.value("schedtrace_goroutines", OWNER)
+                    return scrape if goroutines == sum(facts["goroutines"] for facts in both) else None
+
+                scrape = wait_for(has_all, "the goroutines of both", 20)
+                assert scrape.value("schedtrace_gomaxprocs", OWNER) == 4 + 3
+                at_least = sum(samples(facts) for facts in both)
+                assert at_least <= exported(scrape)
+                assert exported(scrape) <= sum(sum(f["/sched/latencies:seconds"]["counts"]) for f in both) + 20
+                before = exported(scrape)
+                os.kill(ends.pid, 9)
+                ends.wait()
+
+            def one_left() -> Scrape | None:
+                scrape = watching.scrape()
+                return scrape if scrape.value("schedtrace_goroutines", OWNER) == both[0]["goroutines"] else None
+
+            scrape = wait_for(one_left, "the goroutines of one", 20)
+            assert scrape.value("schedtrace_gomaxprocs", OWNER) == 4
+            assert exported(scrape) >= before
+        assert "passive" not in watching.log()
