@@ -14,6 +14,7 @@ REASON_COUNT = 64
 REASON_UNKNOWN = 63
 OFFSET_UNKNOWN = 0xFFFF
 SITE_LIMIT = 32
+STOP_LIMIT = 48
 HITS_BATCH = 16
 NO_LIMIT = 0xFFFFFFFFFFFFFFFF
 
@@ -48,7 +49,8 @@ class WakeCause(enum.IntEnum):
     SYSCALL = 8
     GC = 9
     OTHER = 10
-    COUNT = 11
+    UNKNOWN = 11
+    COUNT = 12
 
 
 class ProbeKind(enum.IntEnum):
@@ -69,7 +71,8 @@ class ProbeKind(enum.IntEnum):
     SYSCALL_EXIT = 12
     SYSCALL_EXIT_NO_P = 13
     COROUTINE_SWITCH = 14
-    COUNT = 15
+    RECORD = 15
+    COUNT = 16
 
 
 class LostReason(enum.IntEnum):
@@ -85,6 +88,28 @@ class LostReason(enum.IntEnum):
     SWITCH_UNSEEN = 7
     PROBE_UNKNOWN = 8
     COUNT = 9
+
+
+class Duration(enum.IntEnum):
+    """enum duration"""
+
+    RUN = 0
+    STOPPING_GC = 1
+    STOPPING_OTHER = 2
+    STOPPED_GC = 3
+    STOPPED_OTHER = 4
+    COUNT = 5
+
+
+class StopPlace(enum.IntEnum):
+    """enum stop_place"""
+
+    UNKNOWN = 0
+    PARK = 1
+    YIELD = 2
+    SYSCALL = 3
+    PREEMPT = 4
+    COUNT = 5
 
 
 class Histogram(ctypes.Structure):
@@ -194,6 +219,36 @@ class TargetStats(ctypes.Structure):
     )
 
 
+class Sampler(ctypes.Structure):
+    """struct sampler"""
+
+    _fields_ = (
+        ("histograms", ctypes.c_uint64 * Duration.COUNT),
+        ("stops", ctypes.c_uint64 * STOP_LIMIT),
+        ("places", ctypes.c_uint8 * STOP_LIMIT),
+        ("stopping_since_ns", ctypes.c_uint64),
+        ("stopped_from_ns", ctypes.c_uint64),
+        ("stopped_until_ns", ctypes.c_uint64),
+        ("g_m", ctypes.c_uint16),
+        ("m_curg", ctypes.c_uint16),
+        ("g_status", ctypes.c_uint16),
+        ("g_pc", ctypes.c_uint16),
+    )
+
+
+class SampleStats(ctypes.Structure):
+    """struct sample_stats"""
+
+    _fields_ = (
+        ("sched_latency", Histogram * WakeCause.COUNT),
+        ("stop_the_world", Histogram * Duration.COUNT),
+        ("no_wait", ctypes.c_uint64),
+        ("kernel_ns", ctypes.c_uint64),
+        ("stopped_ns", ctypes.c_uint64),
+        ("undivided_ns", ctypes.c_uint64),
+    )
+
+
 class ProcessEvent(ctypes.Structure):
     """struct process_event"""
 
@@ -231,6 +286,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "goroutine": Goroutine,
     "function_key": FunctionKey,
     "target_stats": TargetStats,
+    "sampler": Sampler,
+    "sample_stats": SampleStats,
     "process_event": ProcessEvent,
     "window": Window,
     "window_end": WindowEnd,
@@ -243,5 +300,7 @@ ENUMS: dict[str, tuple[str, type[enum.IntEnum]]] = {
     "wake_cause": ("CAUSE_", WakeCause),
     "probe_kind": ("KIND_", ProbeKind),
     "lost_reason": ("LOST_", LostReason),
+    "duration": ("DURATION_", Duration),
+    "stop_place": ("PLACE_", StopPlace),
 }
 """Enum name in types.h -> prefix of its constants there, and its twin."""

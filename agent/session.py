@@ -24,7 +24,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Self
 
 from schedtrace import abi, tracefs, uprobe_multi, uprobe_pmu
-from schedtrace.bpf_text import FOLDER, OPTIONAL_PROGRAMS, source_text
+from schedtrace.bpf_text import FOLDER, OPTIONAL_PROGRAMS, RECORD, source_text
 from schedtrace.errors import AttachFailed, NodeUnsupported
 from schedtrace.guards import explained, uninterrupted
 from schedtrace.probe_keeper import Held, KeptWindow, ProbeKeeper, Way
@@ -53,6 +53,7 @@ class Snapshot:
     ``stats``: numpy record of :class:`abi.TargetStats`, summed over CPUs (maxima are maxima).
     ``functions``: start_pc -> record of :class:`abi.Totals`, goroutines that have ended.
     ``goroutines``: array of :class:`abi.Goroutine` records, those that live.
+    ``samples``: numpy record of :class:`abi.SampleStats`, summed as ``stats``; None without the sampled level's program.
     """
 
     time_ns: int
@@ -61,6 +62,7 @@ class Snapshot:
     goroutines: Array
     foreign_hits: int
     seen_ns: int = 0
+    samples: Any = None
 
 
 @dataclass
@@ -184,6 +186,7 @@ class Session:
         self._watched: dict[int, tuple[int, int]] = {}  # PID -> window, since when in ns
         self._attachments: list[Attachment] = []
         self._programs: dict[tuple[str, bool], int] = {}
+        self._samples = RECORD in programs
         self._free_slots = list(range(self._sizes.targets))[::-1]
         self._free_windows = list(range(1, self._sizes.targets + 1))[::-1]
         self._foreign_before = 0
@@ -326,10 +329,11 @@ class Session:
         window: Window | None = None,
         hits_limit: int = abi.NO_LIMIT,
         *,
+        sampler: abi.Sampler | None = None,
         time_before: bool = True,
     ) -> None:
         """Begin to count process ``pid``, whose executable carries the probes; ``hits_limit`` ends its ``window``. Sets
-        the target's slot, window, limit and start.
+        the target's slot, window, limit and start. ``sampler``: for the sampled level.
 
         What state a goroutine is in shows at its first move. With ``time_before`` the time since now then counts for a
         goroutine that was waiting or runnable; a counter that is read again and again would jump by it.
@@ -342,6 +346,9 @@ class Session:
         target.attached_ns = began_ns if time_before else 0
         self._targets[pid] = target.slot
         self._watched[pid] = (target.window, began_ns)
+        if sampler:
+            samplers = self._table("samplers")
+            samplers[samplers.Key(pid)] = samplers.Leaf.from_buffer_copy(bytes(sampler))
         table[table.Key(pid)] = table.Leaf.from_buffer_copy(bytes(target))
         # Until now the target's own hits counted as those of a process nobody asked about.
         self._foreign_before, self._foreign_after = self._foreign_hits(), None
@@ -372,10 +379,11 @@ class Session:
         self._unwatch([pid])
 
     def _unwatch(self, pids: Sequence[int]) -> None:
-        table = self._table("targets")
-        for pid in pids:
-            with suppress(KeyError):
-                del table[table.Key(pid)]
+        for name in ("targets", *(["samplers"] if self._samples else [])):
+            table = self._table(name)
+            for pid in pids:
+                with suppress(KeyError):
+                    del table[table.Key(pid)]
         # Those of a process that goes on would count for whoever has the slot next.
         keys, values = self._maps.entries("threads", ctypes.c_uint32, abi.Thread, self._sizes.threads)
         self._maps.delete_of("threads", keys, values["slot"], [self._targets[pid] for pid in pids])
@@ -389,7 +397,11 @@ class Session:
         keys, values = self._goroutines()
         foreign = self._foreign_hits() if self._foreign_after is None else self._foreign_after
         own = values[keys["tgid"] == pid]
-        return Snapshot(now_ns, self._maps.stats(slot), ended, own, foreign - self._foreign_before)
+        counted = foreign - self._foreign_before
+        return Snapshot(now_ns, self._maps.stats(slot), ended, own, counted, samples=self._samples_of(slot))
+
+    def _samples_of(self, slot: int) -> Any:
+        return self._maps.samples(slot) if self._samples else None
 
     def snapshots(self) -> dict[int, Snapshot]:
         """A snapshot of every target, without functions: one look at the goroutines for all."""
@@ -409,7 +421,8 @@ class Session:
             window, since_ns = self._watched[pid]
             time_ns = max(min(now_ns, ends[window]), since_ns)
             stats = self._maps.stats(self._targets[pid])
-            found[pid] = Snapshot(time_ns, stats, {}, own.get(pid, none), 0, time_ns - since_ns)
+            samples = self._samples_of(self._targets[pid])
+            found[pid] = Snapshot(time_ns, stats, {}, own.get(pid, none), 0, time_ns - since_ns, samples)
         return found
 
     def retire(self, pids: Sequence[int]) -> dict[int, Snapshot]:
@@ -426,7 +439,9 @@ class Session:
         keys, _ = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._sizes.functions)
         self._maps.delete_of("functions", keys, keys["slot"], slots)
         for slot in slots:
-            self._maps.zero_stats(slot)
+            self._maps.zero("stats", slot)
+            if self._samples:
+                self._maps.zero("samples", slot)
         self._free_slots += slots
         return snapshots
 

@@ -46,6 +46,24 @@ def record_of(plan: ProbePlan, load_bias: int) -> abi.Target:
     return record
 
 
+def sampler_of(plan: ProbePlan, load_bias: int) -> abi.Sampler | None:
+    """What the BPF side must know for the sampled level, if the plan has its probe."""
+    sampled, layout = plan.sampled, plan.layout
+    if sampled is None or layout is None or all(probe.kind is not abi.ProbeKind.RECORD for probe in plan.probes):
+        return None
+    sampler = abi.Sampler(
+        g_m=layout.offsets["g.m"],
+        m_curg=layout.offsets["m.curg"],
+        g_status=layout.offsets["g.atomicstatus"],
+        g_pc=layout.offsets["g.sched.pc"],
+    )
+    for duration, vaddr in sampled.histograms.items():
+        sampler.histograms[duration] = load_bias + vaddr
+    for i, (vaddr, place) in enumerate(sampled.stops):
+        sampler.stops[i], sampler.places[i] = load_bias + vaddr, place
+    return sampler
+
+
 def reasons_of(plan: ProbePlan) -> tuple[str, ...]:
     """Names of wait reasons by number; empty if not known."""
     return plan.layout.wait_reasons if plan.layout else ()

@@ -10,6 +10,9 @@
 #include "goroutine.h"
 #include "moves.h"
 #include "thread.h"
+#ifdef WITH_ON_RECORD
+#include "record.h"
+#endif
 
 /* All probes but those of the programs below. One program, since what takes long is to compile make(). */
 int on_probe(struct pt_regs *ctx)
@@ -115,3 +118,47 @@ int on_coroutine_switch(struct pt_regs *ctx)
 	}
 	return 0;
 }
+
+/* The sampled level's one probe. */
+#ifdef WITH_ON_RECORD
+int on_record(struct pt_regs *ctx)
+{
+	__u64 histogram = GO_ARG0(ctx), ns = GO_ARG1(ctx);
+	struct sample_stats *s;
+	struct sampler *sampler;
+	struct hit hit;
+	__u32 i;
+
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
+		return 0;
+	sampler = samplers.lookup(&hit.tgid);
+	s = (struct sample_stats *)samples.lookup(&hit.target->slot);
+	if (!sampler || !s)
+		return 0;
+	for (i = 0; i < DURATION_COUNT; i++)
+		if (sampler->histograms[i] == histogram)
+			break;
+	if (i >= DURATION_COUNT) {
+		lost(hit.stats, LOST_PROBE_UNKNOWN);
+		return 0;
+	}
+	if (ns >> 63) { /* a clock that went back: the runtime does not count it among times either */
+		lost(hit.stats, LOST_INCONSISTENT);
+		return 0;
+	}
+	if (i != DURATION_RUN) {
+		record(&s->stop_the_world[i], ns);
+		stopped(sampler, hit.now_ns, ns, i >= DURATION_STOPPED_GC);
+		return 0;
+	}
+	if (!ns) {
+		add(&s->no_wait, 1);
+		return 0;
+	}
+	i = cause_of_sample(&hit, sampler, GO_CURRENT_G(ctx));
+	if (i >= CAUSE_COUNT)
+		i = CAUSE_UNKNOWN;
+	record(&s->sched_latency[i], ns);
+	return 0;
+}
+#endif
