@@ -14,13 +14,14 @@ from time import monotonic
 from typing import Self
 
 from schedtrace import cgroups, join, target
+from schedtrace.bpf_text import RECORD
 from schedtrace.errors import AttachFailed, NodeUnsupported, NotTraceable, PermissionDenied
 from schedtrace.image import Image, open_image
 from schedtrace.node import prepare_node
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
 from schedtrace.procfs import ExecutableIdentity, Process, open_process, running_pids
 from schedtrace.session import Compilation, Session
-from schedtrace.window import FULL_LEVEL, ProbeHits, Target, Throttling, Window
+from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL, ProbeHits, Target, Throttling, Window
 
 _EXEC_LOOK_SECONDS = 0.05
 
@@ -28,18 +29,28 @@ _EXEC_LOOK_SECONDS = 0.05
 class Watch:
     """A target from attach to detach. Close it, or use it in ``with``."""
 
-    def __init__(self, pid: int, compilation: Compilation | None = None, *, syscalls: bool = False) -> None:
+    def __init__(
+        self,
+        pid: int,
+        compilation: Compilation | None = None,
+        *,
+        level: str = FULL_LEVEL,
+        syscalls: bool = False,
+    ) -> None:
         """Attach to process ``pid``. ``compilation``: one that has begun already, if any; it is closed with the watch.
+        ``level``: FULL_LEVEL or SAMPLED_LEVEL.
 
         Raises the SchedtraceError that says why it can't be done.
         """
         with ExitStack() as stack:
-            compilation = stack.enter_context(compilation or Compilation())
+            programs = {RECORD} if level == SAMPLED_LEVEL else set()
+            compilation = stack.enter_context(compilation or Compilation(programs=programs))
             self.process = stack.enter_context(open_process(pid))
             prepare_node()
             image = open_image(self.process, syscalls=syscalls)
             stack.callback(os.close, image.descriptor)
-            self.plan = image.plan
+            self.plan = image.plan.at_sampled_level() if level == SAMPLED_LEVEL else image.plan
+            self._level = level
             self._names = FunctionNames(image.path)
             stack.callback(self._names.close)
             self._bias = image.load_bias
@@ -62,7 +73,7 @@ class Watch:
             raise
         record = target.record_of(self.plan, self._bias)
         self._throttled_before = self._cgroups.cpu_stat()
-        self._session.watch(self.process.pid, record)
+        self._session.watch(self.process.pid, record, sampler=target.sampler_of(self.plan, self._bias))
         self._started_ns = record.attached_ns
         # From here on the session itself notices when the process executes another program.
         self._refuse_another_program()
@@ -93,7 +104,9 @@ class Watch:
     def window(self, ended: str = "") -> Window:
         """All that was seen since attach."""
         snapshot = self._session.snapshot(self.process.pid)
+        sampled = self._level == SAMPLED_LEVEL
         counts = join.counts(snapshot, target.reasons_of(self.plan), self._function_name)
+        samples = join.samples(snapshot.samples, target.stops_of(self.plan)) if sampled else None
         return Window(
             target=self._target(counts.cgroup_id),
             duration_ns=counts.time_ns - self._started_ns,
@@ -115,6 +128,7 @@ class Watch:
             throttling=self._throttling(),
             overhead_ns=target.overhead_ns(self.plan, counts.hits, self._costs),
             ended=ended,
+            samples=samples,
         )
 
     def _function_name(self, start_pc: int) -> str | None:
@@ -137,7 +151,7 @@ class Watch:
             exe=self.process.exe,
             name=self.process.name,
             go_version=self.plan.go_version,
-            level=FULL_LEVEL,
+            level=self._level,
             mode=self.plan.mode,
             symbols=self.plan.symbols,
             cgroup_path=main.path if main else "",

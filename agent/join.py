@@ -6,7 +6,7 @@ window's ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from schedtrace import abi
 from schedtrace.histogram import Histogram
 from schedtrace.reasons import reason_name
-from schedtrace.window import CAUSES, STATES, FunctionTotals, StateTime
+from schedtrace.window import CAUSES, STATES, STOPS, FunctionTotals, Samples, StateTime
 
 UNKNOWN_FUNCTION = "(unknown)"
 LOST_NAMES: Mapping[abi.LostReason, str] = {
@@ -136,6 +136,22 @@ def function_totals(
         for name, t in sums.items()
     )
     return tuple(sorted(result, key=lambda f: -f.waiting_ns))
+
+
+def samples(record: Any, stops: Collection[abi.Duration]) -> Samples:
+    """Put names to a record of :class:`abi.SampleStats`; ``stops``: which stops of the world the runtime records."""
+    return Samples(
+        sched_latency={CAUSES[i]: h for i, h in _histograms(record["sched_latency"])},
+        no_wait=int(record["no_wait"]),
+        stop_the_world={
+            name: histogram(record["stop_the_world"][duration])
+            for duration, name in enumerate(STOPS, start=abi.Duration.RUN + 1)
+            if duration in stops
+        },
+        kernel_ns=int(record["kernel_ns"]),
+        stopped_ns=int(record["stopped_ns"]),
+        undivided_ns=int(record["undivided_ns"]),
+    )
 
 
 def counts(snapshot: Any, reasons: Sequence[str], name_of: Callable[[int], str | None] | None) -> Counts:

@@ -56,6 +56,7 @@ from schedtrace.transitions import (
     OneTransition,
     is_uninteresting,
 )
+from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL
 
 _RUNTIME = "runtime."
 _NAMES = [
@@ -81,8 +82,8 @@ class ProbePlan:
     """All that ``inspect`` prints and the session needs. ``probes`` has those first that are hit most.
 
     ``layout`` is None where the runtime's structs are not known; ``unseen`` says, for a reader, what the
-    probes can't see; ``notes`` what else is worth knowing. ``sampled``: what the sampled level needs; None if that isn't
-    possible, and ``sampled_obstacle`` then says why.
+    probes can't see; ``notes`` what else is worth knowing. ``sampled``: what the sampled level needs; None if
+    that isn't possible, and ``sampled_obstacle`` then says why.
     """
 
     path: str
@@ -99,6 +100,11 @@ class ProbePlan:
     notes: tuple[str, ...]
     sampled: SampledPlan | None = None
     sampled_obstacle: str = ""
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The levels that need probes and are possible."""
+        return (*((SAMPLED_LEVEL,) if self.sampled else ()), FULL_LEVEL)
 
     def at_sampled_level(self) -> "ProbePlan":
         """The plan for the sampled level: one probe, on what the runtime hands its own samples to.

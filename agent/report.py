@@ -24,12 +24,20 @@ from schedtrace.formatting import (
     paragraph,
     plural,
     printable,
-    rough_duration,
     share,
     short_function,
 )
 from schedtrace.histogram import BOUNDS_SECONDS, Histogram
-from schedtrace.window import StateTime, Window
+from schedtrace.report_samples import (
+    QUANTILES,
+    maximum,
+    parts_of_waits,
+    quantile,
+    quantiles,
+    sampled_latency,
+    stops_of_the_world,
+)
+from schedtrace.window import Samples, StateTime, Window
 
 _TOP_STATES = 12
 _TOP_FUNCTIONS = 5
@@ -39,11 +47,13 @@ _LIVE_STATES = 5
 _LIVE_FUNCTIONS = 3
 _BAR = 40
 _CONTAINER_ID = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
-_QUANTILE_TITLES = ("count", "p50", "p90", "p99", "max", "total")
+_QUANTILE_TITLES = ("count", *QUANTILES, "total")
 
 
 def summary(window: Window) -> Text:
     """Everything that was seen, as printed at the end of a session."""
+    if window.samples:
+        return _sampled_summary(window, window.samples)
     latency = window.sched_latency_total
     return lines(
         [
@@ -63,10 +73,32 @@ def summary(window: Window) -> Text:
     )
 
 
+def _sampled_summary(window: Window, samples: Samples) -> Text:
+    latency = samples.sched_latency_total
+    return lines(
+        [
+            *_header(window),
+            *_throttling(window),
+            *sampled_latency(samples),
+            *([Text(), _bars(latency)] if latency.count else []),
+            *parts_of_waits(samples),
+            *stops_of_the_world(samples),
+            *_run_queue(window),
+            *_probes(window),
+            *_unseen(window),
+            *_lost(window),
+            *_overhead(window),
+        ]
+    )
+
+
 def live_view(window: Window) -> Text:
     """The gist of what was seen so far. Its first 24 lines stand for themselves, since a screen may have no
     more."""
-    threads = ("threads, for a CPU", *_quantiles(window.run_queue))
+    if window.samples:
+        parts = (*sampled_latency(window.samples), *parts_of_waits(window.samples))
+        return lines([*_header(window), *_throttling(window), *parts, *stops_of_the_world(window.samples)])
+    threads = ("threads, for a CPU", *quantiles(window.run_queue), duration(window.run_queue.sum_ns))
     return lines(
         [
             *_header(window),
@@ -98,11 +130,12 @@ class IntervalLines:
         rate = latency.count / (duration_ns / 1e9) if duration_ns > 0 else 0.0
         line = (
             f"{window.duration_ns / 1e9:>7.1f} s {rate:>9,.0f} "
-            f"{_quantile(latency, 0.5):>8} {_quantile(latency, 0.99):>8} {_maximum(latency):>8} "
-            f"{_quantile(run_queue, 0.99):>11} {duration(throttled_ns):>9} {lost:>6,}"
+            f"{quantile(latency, 0.5):>8} {quantile(latency, 0.99):>8} {maximum(latency):>8} "
+            f"{quantile(run_queue, 0.99):>11} {duration(throttled_ns):>9} {lost:>6,}"
         )
+        runs = "samples/s" if window.samples else "runs/s"
         titles = (
-            f"{'time':>9} {'runs/s':>9} {'wait p50':>8} {'p99':>8} {'max':>8} {'threads p99':>11}"
+            f"{'time':>9} {runs:>9} {'wait p50':>8} {'p99':>8} {'max':>8} {'threads p99':>11}"
             f" {'throttled':>9} {'lost':>6}"
         )
         return line if before is not None else f"{titles}\n{line}"
@@ -112,7 +145,9 @@ def _header(window: Window) -> list[Text]:
     target = window.target
     limit = "no CPU limit" if target.quota_cores is None else f"CPU limit {amount(target.quota_cores)} cores"
     how = f"{target.level} level ({target.mode}, {target.symbols})"
-    counts = f"{plural(window.goroutines, 'goroutine')} on {plural(window.threads, 'thread')}"
+    counts = plural(window.threads, "thread")
+    if not window.samples:
+        counts = f"{plural(window.goroutines, 'goroutine')} on {counts}"
     parts = [
         Text.assemble(
             (printable(target.name), "bold"), f"  PID {target.pid}  {printable(target.go_version)}  {how}"
@@ -148,9 +183,9 @@ def _sched_latency(window: Window, top: int, more_rows: list[tuple[str, ...]]) -
     if not window.sched_latency_total.count:
         return [Text(), title, paragraph("none ran in this time")]
     causes = sorted(window.sched_latency.items(), key=lambda item: -item[1].sum_ns)
-    rows = [(cause, *_quantiles(h)) for cause, h in causes[:top]]
+    rows = [(cause, *quantiles(h), duration(h.sum_ns)) for cause, h in causes[:top]]
     if len(causes) > 1:
-        rows.append(("all", *_quantiles(window.sched_latency_total)))
+        rows.append(("all", *quantiles(window.sched_latency_total), duration(window.sched_latency_total.sum_ns)))
     return [Text(), title, columns(("cause", *_QUANTILE_TITLES), [*rows, *more_rows], "<>>>>>>")]
 
 
@@ -170,7 +205,8 @@ def _run_queue(window: Window) -> list[Text]:
     title = heading("Threads waiting for a CPU", "runnable for the kernel, not running")
     if not window.run_queue.count:
         return [Text(), title, paragraph("none waited")]
-    return [Text(), title, columns(_QUANTILE_TITLES, [_quantiles(window.run_queue)], ">>>>>>")]
+    row = (*quantiles(window.run_queue), duration(window.run_queue.sum_ns))
+    return [Text(), title, columns(_QUANTILE_TITLES, [row], ">>>>>>")]
 
 
 def _states(window: Window, top: int) -> list[Text]:
@@ -275,16 +311,3 @@ def _overhead(window: Window) -> list[Text]:
 
 def _throttled_ns(window: Window) -> int:
     return window.throttling.throttled_ns if window.throttling else 0
-
-
-def _quantiles(histogram: Histogram) -> tuple[str, ...]:
-    quantiles = (_quantile(histogram, q) for q in (0.5, 0.9, 0.99))
-    return count(histogram.count), *quantiles, _maximum(histogram), duration(histogram.sum_ns)
-
-
-def _quantile(histogram: Histogram, q: float) -> str:
-    return rough_duration(histogram.quantile_seconds(q))
-
-
-def _maximum(histogram: Histogram) -> str:
-    return duration(histogram.max_ns) if histogram.count else "-"

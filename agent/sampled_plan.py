@@ -1,8 +1,8 @@
 """What the sampled level needs of a binary: one probe, on (*timeHistogram).record, and how to read what it is hit with.
 
 The runtime itself takes a sample of its scheduling latencies, and hands each to record, as it does with every stop of
-the world. So that one probe tells the latency of the goroutine that is about to run, on the thread that is to run it, and
-where that goroutine had stopped, which is the cause of its wake. Made for :mod:`schedtrace.plan`.
+the world. So that one probe tells the latency of the goroutine that is about to run, on the thread that is to run it,
+and where that goroutine had stopped, which is the cause of its wake. Made for :mod:`schedtrace.plan`.
 """
 
 from __future__ import annotations
@@ -45,17 +45,13 @@ _PLACES: Mapping[str, StopPlace] = {
 # Who comes here runs on by other ways, or never again.
 _NO_STOPS = frozenset({"goexit0", "recovery", "coroswitch_m"})
 _NEEDED = ("g.m", "m.curg", "g.atomicstatus", "g.sched.pc", "g.startpc", "g.waitreason", "timeHistogram.overflow")
-SAMPLE = (
-    "what makes 7 of 8 goroutines' runs: the runtime itself takes a sample, the first time that a goroutine stops "
-    "running and every eighth time after"
-)
 
 
 @dataclass(frozen=True)
 class SampledPlan:
-    """``function`` and ``site``: where the probe goes. ``histograms``: addresses of the runtime's histograms, as linked,
-    by which duration they hold. ``stops``: the addresses at which goroutines go on, as linked, and what stopped them there;
-    more frequent ones first. ``unseen``: what even this level can't see in this binary."""
+    """``function`` and ``site``: where the probe goes. ``histograms``: addresses of the runtime's histograms, as
+    linked, by which duration they hold. ``stops``: the addresses at which goroutines go on, as linked, and what stopped
+    them there; more frequent ones first. ``unseen``: what even this level can't see in this binary."""
 
     function: str
     site: Site

@@ -53,7 +53,7 @@ class Snapshot:
     ``stats``: numpy record of :class:`abi.TargetStats`, summed over CPUs (maxima are maxima).
     ``functions``: start_pc -> record of :class:`abi.Totals`, goroutines that have ended.
     ``goroutines``: array of :class:`abi.Goroutine` records, those that live.
-    ``samples``: numpy record of :class:`abi.SampleStats`, summed as ``stats``; None without the sampled level's program.
+    ``samples``: numpy record of :class:`abi.SampleStats`, summed as ``stats``; None without that level's program.
     """
 
     time_ns: int

@@ -6,13 +6,19 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from schedtrace import abi, calibrate
-from schedtrace.bpf_text import PROBE, program_of
+from schedtrace.bpf_text import program_of
 from schedtrace.errors import AttachFailed
 from schedtrace.plan import ProbePlan
 from schedtrace.reasons import target_record
 from schedtrace.session import ProbeSite, Session
 
 _STALE_REASONS_UNTIL = 19  # Go 1.19
+_CALIBRATED = {
+    "casgstatus": calibrate.CASGSTATUS,
+    "functions": calibrate.FUNCTIONS,
+    "record": calibrate.RECORDS,
+}
+"""Mode of a plan -> what is measured for the cost of its hits."""
 
 Costs = Mapping[bool, float]
 """CPU time of a hit in ns, by "does the kernel emulate the probed instruction"."""
@@ -20,7 +26,7 @@ Costs = Mapping[bool, float]
 
 def programs_of(plan: ProbePlan) -> set[str]:
     """What a session needs to attach the plan's probes and measure what a hit costs."""
-    return {PROBE, *(program_of(probe.kind) for probe in plan.probes)}
+    return {program_of(kind) for kind in (*(probe.kind for probe in plan.probes), *_CALIBRATED[plan.mode])}
 
 
 def sites_of(plan: ProbePlan) -> list[ProbeSite]:
@@ -64,6 +70,11 @@ def sampler_of(plan: ProbePlan, load_bias: int) -> abi.Sampler | None:
     return sampler
 
 
+def stops_of(plan: ProbePlan) -> set[abi.Duration]:
+    """Which stops of the world the sampled level sees."""
+    return set(plan.sampled.histograms) - {abi.Duration.RUN} if plan.sampled else set()
+
+
 def reasons_of(plan: ProbePlan) -> tuple[str, ...]:
     """Names of wait reasons by number; empty if not known."""
     return plan.layout.wait_reasons if plan.layout else ()
@@ -72,7 +83,7 @@ def reasons_of(plan: ProbePlan) -> tuple[str, ...]:
 def measure_costs(session: Session, mode: str, emulated: Collection[bool]) -> Costs | None:
     """Cost of a hit, see :data:`Costs`, with the kinds of probes that a plan of that ``mode`` has; None if it can't be
     measured. The session needs room for one more target while this is done."""
-    kinds = calibrate.CASGSTATUS if mode == "casgstatus" else calibrate.FUNCTIONS
+    kinds = _CALIBRATED[mode]
     with suppress(AttachFailed, OSError):
         return {each: calibrate.cost_ns(session, kinds, stepped=not each) for each in emulated}
     return None

@@ -27,6 +27,8 @@ PASSIVE_LEVEL = "passive"
 """How a process is watched that gets no probes."""
 WINDOWS_LEVEL = "full_in_windows"
 """How a process is watched that every goroutine is followed in, but only for a while now and then."""
+SAMPLED_LEVEL = "sampled"
+"""How a process is watched of which only the runtime's own samples are seen."""
 FULL_LEVEL = "full"
 """How a process is watched that every goroutine is followed in."""
 
@@ -42,8 +44,12 @@ CAUSES = (
     "syscall",
     "gc",
     "other",
+    "unknown",
 )
 """Why a goroutine became runnable, in the order of ``enum wake_cause`` in bpf/types.h."""
+STOPS = ("stopping_gc", "stopping_other", "stopped_gc", "stopped_other")
+"""Stops of the world, in the order of ``enum duration`` behind its first: until all Ps have stopped, and from the wish
+to stop until all run again; for the garbage collector, and for other reasons."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Target:
     go_version: str
     level: str
     mode: str
-    """Which probes: "casgstatus", "functions" or "mixed" (see plan.py)."""
+    """Which probes: "casgstatus" or "functions"; at the sampled level "record" (see plan.py)."""
     symbols: str
     cgroup_path: str
     cgroup_hierarchy: str
@@ -121,6 +127,35 @@ class Throttling:
 
 
 @dataclass(frozen=True)
+class Samples:
+    """What the runtime itself measured and the sampled level saw: of the times that goroutines wait to run a sample of
+    about one in eight, of stops of the world all. Nothing is multiplied."""
+
+    sched_latency: Mapping[str, Histogram]
+    """By wake cause; only causes that occurred."""
+    no_wait: int
+    """Samples of what is no wait to run."""
+    stop_the_world: Mapping[str, Histogram]
+    """By one of :data:`STOPS`: all that this runtime records."""
+    kernel_ns: int
+    """Of all time in ``sched_latency``: the thread was runnable and not running."""
+    stopped_ns: int
+    """The thread ran, and the world was stopped."""
+    undivided_ns: int
+    """It isn't known which."""
+
+    @property
+    def sched_latency_total(self) -> Histogram:
+        """Over all causes."""
+        return total(tuple(self.sched_latency.values()))
+
+    @property
+    def queue_ns(self) -> int:
+        """Of all time in ``sched_latency``: neither of these, so the goroutine waited in a queue of Go's."""
+        return max(self.sched_latency_total.sum_ns - self.kernel_ns - self.stopped_ns - self.undivided_ns, 0)
+
+
+@dataclass(frozen=True)
 class Window:
     """Everything seen of one target from ``attached`` to now (or between two looks)."""
 
@@ -148,8 +183,10 @@ class Window:
     """Estimated CPU time that the probes cost the target; None if it could not be calibrated."""
     ended: str
     """Why the window ended, empty while it goes on."""
+    samples: Samples | None = None
+    """At the sampled level, where goroutines are not followed: no transitions, states, waits and functions then."""
 
     @property
     def sched_latency_total(self) -> Histogram:
-        """Scheduling latency over all causes."""
-        return total(tuple(self.sched_latency.values()))
+        """Scheduling latency over all causes: of all runs, or of the sample."""
+        return self.samples.sched_latency_total if self.samples else total(tuple(self.sched_latency.values()))

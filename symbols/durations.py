@@ -6,8 +6,8 @@ into its callers, and a profile may make newer ones do so. So the binary's own c
 histograms must hand it to a call of record, and touch nothing inside of it.
 
 A goroutine that begins to run is found where it stopped: ``g.sched.pc`` is the address behind a call of ``mcall(fn)``,
-and fn says why it stopped, or it was stopped by a check of its stack, or it has not run yet. All calls of mcall are found
-here, with what they are given: they stay calls wherever the compiler copies their callers to.
+and fn says why it stopped, or it was stopped by a check of its stack, or it has not run yet. All calls of mcall are
+found here, with what they are given: they stay calls wherever the compiler copies their callers to.
 """
 
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ _WORD = 8
 
 @dataclass(frozen=True)
 class Stop:
-    """A place where goroutines stop: the address at which they go on, as linked, and the function that is given to mcall
-    there, such as "runtime.park_m"; "" where the code doesn't show which."""
+    """A place where goroutines stop: the address at which they go on, as linked, and the function that is given to
+    mcall there, such as "runtime.park_m"; "" where the code doesn't show which."""
 
     vaddr: int
     function: str
