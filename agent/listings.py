@@ -75,10 +75,13 @@ def list_listing(scan: Scan) -> Listing:
         for process in scan.processes
         if process.obstacle
     ]
+    without_samples: dict[str, list[str]] = {}
+    for process in scan.processes:
+        if process.sampled_obstacle:
+            without_samples.setdefault(process.sampled_obstacle, []).append(f"{process.pid} ({process.name})")
     parts += [
-        paragraph(f"{process.pid} ({process.name}): no sampled level: {process.sampled_obstacle}", bullet="- ")
-        for process in scan.processes
-        if process.sampled_obstacle
+        paragraph(f"no sampled level, since {why}: {', '.join(who)}", bullet="- ")
+        for why, who in without_samples.items()
     ]
     if scan.unreadable:
         noun = "process" if scan.unreadable == 1 else "processes"

@@ -11,14 +11,14 @@ from schedtrace.window import Samples
 QUANTILES = ("p50", "p90", "p99", "max")
 _ABOUT = (
     "The runtime's own sample, as it is: of each goroutine every eighth time that it stops running; of new ones up to "
-    "one in four. A goroutine that does the same few things in turn is caught at the same one each time: causes are not "
-    "sampled evenly."
+    "one in four. A goroutine that does the same few things in turn is caught at the same one each time, so that causes "
+    "are not sampled evenly."
 )
 _STOPS = {
-    "stopping_gc": ("stopping, for GC", "until all had stopped"),
-    "stopping_other": ("stopping, other", "until all had stopped"),
-    "stopped_gc": ("GC", "until all ran again"),
-    "stopped_other": ("other", "until all ran again"),
+    "stopping_gc": "stopping for GC",
+    "stopping_other": "stopping for others",
+    "stopped_gc": "stopped for GC",
+    "stopped_other": "stopped for others",
 }
 
 
@@ -69,13 +69,13 @@ def stops_of_the_world(samples: Samples) -> list[Text]:
     """Each stop, not a sample."""
     if not samples.stop_the_world:
         return []
-    title = heading("Stops of the world", "all of them, not a sample")
+    title = heading("Stops of the world", "all; until the last has stopped, and until all run again")
     rows = [
-        (*_STOPS[name], *quantiles(h), duration(h.sum_ns)) for name, h in samples.stop_the_world.items() if h.count
+        (_STOPS[name], *quantiles(h), duration(h.sum_ns)) for name, h in samples.stop_the_world.items() if h.count
     ]
     if not rows:
         return [Text(), title, paragraph("none")]
-    return [Text(), title, columns(("for", "measured", "count", *QUANTILES, "total"), rows, "<<>>>>>>")]
+    return [Text(), title, columns(("stop", "count", *QUANTILES, "total"), rows, "<>>>>>>")]
 
 
 def _mean(histogram: Histogram) -> str:

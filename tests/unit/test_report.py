@@ -17,6 +17,7 @@ from schedtrace.window import (
     CAUSES,
     FunctionTotals,
     ProbeHits,
+    Samples,
     StateTime,
     Target,
     Throttling,
@@ -277,9 +278,92 @@ def test_the_live_view_stands_for_itself_in_24_lines(window: Window) -> None:
     first = "\n".join(shown[:24])
     assert "THROTTLED" in first
     assert re.search(r"^  threads, for a CPU +405 ", first, re.MULTILINE)
-    assert re.search(r"^  all +66 ", first, re.MULTILINE)
+    assert re.search(r"^  all +78 ", first, re.MULTILINE)
     assert re.search(r"^  \(others\)", first, re.MULTILINE)
     assert shown[24] == "Who waited to run most  by the function the goroutine began with"
+
+
+@pytest.fixture
+def sampled(window: Window) -> Window:
+    """The same at the sampled level."""
+    samples = Samples(
+        sched_latency={"channel": CHANNEL, "network": NETWORK},
+        no_wait=7,
+        stop_the_world={"stopping_gc": Histogram(), "stopped_gc": RUN_QUEUE},
+        kernel_ns=10_000_000,
+        stopped_ns=1_000_000,
+        undivided_ns=150_000,
+    )
+    target = replace(window.target, level="sampled", mode="record")
+    return replace(
+        window, target=target, transitions={}, sched_latency={}, wait={}, states=(), functions=(), samples=samples
+    )
+
+
+def test_the_summary_of_samples(sampled: Window) -> None:
+    text = printed(sampled)
+    lines = text.split("\n")
+    assert "sampled level (record, symtab)" in lines[0]
+    assert "goroutines on" not in text
+    assert re.search(r"^watched for 10.0 s; \d+ threads; ", text, re.MULTILINE)
+    start = lines.index("Goroutines waiting to run, a sample  by what made them runnable")
+    assert lines[start + 1 : start + 5] == [
+        "  cause    samples     p50     p90     p99      max     mean",
+        "  network    2,004  6.0 µs  7.6 µs  8.0 µs  3.69 ms  9.48 µs",
+        "  channel       42  1.5 µs  1.9 µs   26 µs  28.8 µs  3.57 µs",
+        "  all        2,046  6.0 µs  7.8 µs  8.0 µs  3.69 ms  9.36 µs",
+    ]
+    assert "every eighth time" in " ".join(text.split())
+    parts = lines.index("What they waited for  of all time that the sample's goroutines waited")
+    assert lines[parts + 1 : parts + 6] == [
+        "  share  what                                                      time",
+        "   42 %  for another goroutine to stop running (Go's queues)    8.00 ms",
+        "   52 %  for the kernel to run the thread that was to run them  10.0 ms",
+        "  5.2 %  for the world to be started again                      1.00 ms",
+        " 0.78 %  not known which                                         150 µs",
+    ]
+    stops = lines.index("Stops of the world  all; until the last has stopped, and until all run again")
+    assert lines[stops + 2].split()[:4] == ["stopped", "for", "GC", "405"]
+    assert "stopping for GC" not in text
+    assert "Where goroutines spend" not in text
+    assert "Who waited" not in text
+    live = live_view(sampled).plain
+    assert "a sample" in live
+    assert "threads, for a CPU" not in live
+
+
+def test_the_summary_of_no_samples(sampled: Window) -> None:
+    text = printed(replace(sampled, samples=Samples({}, 0, {}, 0, 0, 0)))
+    assert "none of the sample ran in this time" in text
+    assert "What they waited for" not in text
+    assert "Stops of the world" not in text
+    text = printed(replace(sampled, samples=Samples({}, 0, {"stopped_gc": Histogram()}, 0, 0, 0)))
+    assert re.search(r"Stops of the world.*\n  none\n", text)
+
+
+def test_interval_lines_of_samples(sampled: Window) -> None:
+    titles, line = IntervalLines().next_line(sampled).split("\n")
+    assert titles.split()[:2] == ["time", "samples/s"]
+    assert line.split()[:3] == ["10.0", "s", "205"]
+
+
+def test_the_json_of_samples(sampled: Window) -> None:
+    result = window_json(sampled)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    for key in ("transitions", "sched_latency", "wait", "states", "top", "goroutines"):
+        assert result[key] is None
+    samples = result["samples"]
+    assert samples["sched_latency"]["count"] == 2046
+    assert set(samples["sched_latency"]["by_cause"]) == {"channel", "network"}
+    assert samples["no_wait"] == 7
+    assert samples["sched_delay_seconds"] == {
+        "go_queue": pytest.approx(0.008),
+        "kernel_run_queue": 0.01,
+        "stop_the_world": 0.001,
+        "unknown": 0.00015,
+    }
+    assert samples["stop_the_world"]["stopped_gc"]["count"] == 405
+    assert samples["stop_the_world"]["stopping_gc"]["max_seconds"] is None
 
 
 def test_interval_lines_tell_what_is_new(window: Window) -> None:
@@ -369,7 +453,7 @@ def test_json_of_a_window_in_which_nothing_happened(window: Window) -> None:
     assert result["target"]["cgroup"]["cpu_quota_cores"] is None
 
 
-def test_every_key_of_the_json_is_documented(window: Window) -> None:
+def test_every_key_of_the_json_is_documented(window: Window, sampled: Window) -> None:
     documented = (ROOT / "docs/json.md").read_text()
 
     def keys(value: object) -> set[str]:
@@ -381,5 +465,6 @@ def test_every_key_of_the_json_is_documented(window: Window) -> None:
             return set().union(*map(keys, value))
         return set()
 
-    missing = {key for key in keys(window_json(window)) if f"`{key}`" not in documented}
+    shown = keys(window_json(window)) | keys(window_json(sampled))
+    missing = {key for key in shown if f"`{key}`" not in documented}
     assert missing == set()
