@@ -311,7 +311,7 @@ def test_the_summary_of_samples(sampled: Window) -> None:
         "  cause    samples     p50     p90     p99      max     mean",
         "  network    2,004  6.0 µs  7.6 µs  8.0 µs  3.69 ms  9.48 µs",
         "  channel       42  1.5 µs  1.9 µs   26 µs  28.8 µs  3.57 µs",
-        "  all        2,046  6.0 µs  7.8 µs  8.0 µs  3.69 ms  9.36 µs",
+        "  all        2,046  6.0 µs  7.6 µs  8.0 µs  3.69 ms  9.36 µs",
     ]
     assert "every eighth time" in " ".join(text.split())
     parts = lines.index("What they waited for  of all time that the sample's goroutines waited")
