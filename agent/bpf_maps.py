@@ -72,12 +72,14 @@ class MapReader:
         if self._lib.bpf_update_elem(self.descriptor(table), ctypes.byref(index), pointer, _ANY):
             raise _refused("write", table)
 
-    def add_new(self, table: str, key: int, value: ctypes.Structure) -> None:
-        """Like :meth:`put`, unless there is one already."""
+    def put_new(self, table: str, key: int, value: ctypes.Structure) -> bool:
+        """Like :meth:`put`, unless there is one already. False if the map is full."""
         index, pointer = ctypes.c_uint32(key), ctypes.byref(value)
-        if self._lib.bpf_update_elem(self.descriptor(table), ctypes.byref(index), pointer, _NO_EXIST):
-            if ctypes.get_errno() != errno.EEXIST:
-                raise _refused("write", table)
+        if not self._lib.bpf_update_elem(self.descriptor(table), ctypes.byref(index), pointer, _NO_EXIST):
+            return True
+        if ctypes.get_errno() not in (errno.EEXIST, errno.E2BIG):
+            raise _refused("write", table)
+        return ctypes.get_errno() == errno.EEXIST
 
     def entries(self, table: str, key: type, value: type, capacity: int) -> tuple[Array, Array]:
         """All keys and values of a hash map, of the ctypes structs ``key`` and ``value``."""
@@ -114,6 +116,10 @@ class MapReader:
     def delete_of(self, table: str, keys: Array, numbers: Array, wanted: Sequence[int]) -> None:
         """Delete those of ``keys`` that have one of ``wanted`` in ``numbers``."""
         self.delete(table, keys[np.isin(numbers, wanted)])
+
+    def delete_key(self, table: str, key: int) -> None:
+        """Delete the entry of a hash map whose keys are 32 bits, if it is there."""
+        self.delete(table, np.array([key], np.uint32))
 
     def delete(self, table: str, keys: Array) -> None:
         """Delete entries of a hash map; those that are gone already don't matter."""

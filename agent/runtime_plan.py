@@ -51,7 +51,8 @@ class RuntimePlan:
     "stopping_gc" and "stopping_other". ``buckets`` is how many buckets they have; ``underflow_offset`` and
     ``overflow_offset`` (None up to Go 1.19) are in them. ``gc_controller_vaddr`` is None also where the heap goal can't
     be computed from it; ``allm_vaddr`` where the list of the runtime's ms can't be found or its form isn't known:
-    ``goroutines_of_threads_unseen`` then says why. ``code_vaddr`` is an address in the code of the same file. ``source``: "symtab" or "code".
+    ``goroutines_of_threads_unseen`` then says why.
+    ``code_vaddr`` is an address in the code of the same file. ``source``: "symtab" or "code".
     """
 
     path: str

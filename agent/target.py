@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
@@ -9,10 +10,13 @@ from schedtrace import abi, calibrate
 from schedtrace.bpf_text import PROBE, program_of
 from schedtrace.errors import AttachFailed
 from schedtrace.plan import ProbePlan
-from schedtrace.reasons import target_record
+from schedtrace.procfs import Process
+from schedtrace.reasons import running_reasons, target_record
+from schedtrace.runtime_plan import GOROUTINE_OF_THREAD, RuntimePlan
 from schedtrace.session import ProbeSite, Session
 
 _STALE_REASONS_UNTIL = 19  # Go 1.19
+_ANY_REASON = (1 << 64) - 1
 
 Costs = Mapping[bool, float]
 """CPU time of a hit in ns, by "does the kernel emulate the probed instruction"."""
@@ -43,6 +47,26 @@ def record_of(plan: ProbePlan, load_bias: int) -> abi.Target:
     for i, probe in enumerate(plan.probes):
         record.sites[i] = load_bias + probe.vaddr
         record.kinds[i] = probe.kind
+    return record
+
+
+def process_of(
+    process: Process, runtime: RuntimePlan | None, reasons: Sequence[str], load_bias: int, *, by_function: bool
+) -> abi.Process:
+    """The BPF side's record of a process whose threads are watched. ``runtime``: where its list of threads is, if that
+    is known; ``reasons``: names of wait reasons by number. ``by_function``: whether also to count by start function."""
+    if runtime is None or runtime.allm_vaddr is None:
+        return abi.Process()
+    device = os.stat("/proc/self/ns/pid").st_dev  # noqa: PTH116 (of all namespaces)
+    record = abi.Process(
+        allm=load_bias + runtime.allm_vaddr,
+        running_reasons=_ANY_REASON if runtime.minor <= _STALE_REASONS_UNTIL else running_reasons(reasons),
+        pid_namespace=process.namespaces.pid,
+        pid_namespace_device=os.major(device) << 20 | os.minor(device),
+        by_function=by_function,
+    )
+    for field in GOROUTINE_OF_THREAD:
+        setattr(record, field.replace(".", "_"), runtime.offsets[field])
     return record
 
 

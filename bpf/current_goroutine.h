@@ -11,6 +11,7 @@
 #define SCHEDTRACE_CURRENT_GOROUTINE_H
 
 #include "maps.h"
+#include "user_memory.h"
 
 #define WALK_LIMIT 16               /* ms looked at in one switch */
 #define LOOK_AGAIN_NS 50000000ULL   /* a thread of C has no m until it calls Go */

@@ -9,6 +9,7 @@
 #define SCHEDTRACE_GOROUTINE_H
 
 #include "maps.h"
+#include "user_memory.h"
 
 /* Not one of Go's states: this goroutine has not been seen before. */
 #define STATE_UNSEEN 0xff

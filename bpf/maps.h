@@ -8,10 +8,6 @@
 
 #include "types.h"
 
-/* bpf_probe_read_user by another name. Where BCC sees that one it reads all of /proc/kallsyms, to learn whether the kernel
- * has it (all since 5.5 do): a fifth of the time to compile. */
-static long (*read_user)(void *to, __u32 size, const void *from) = (void *)BPF_FUNC_probe_read_user;
-
 /* The statistics to BCC: it would make printing code for each of 2,300 numbers, a fifth of the time to compile. */
 struct target_stats_bytes {
 	char bytes[sizeof(struct target_stats)] __attribute__((aligned(8)));

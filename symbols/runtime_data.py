@@ -84,7 +84,7 @@ _DERIVATIONS: Mapping[str, tuple[tuple[_Use, ...], ...]] = {
 _UNRELATED = "(*semaRoot).dequeue"
 # Those functions use fields of sched, too.
 _OUTSIDE_OF_SCHED = frozenset({"allm"})
-# They follow the list of all ms, through m.alllink: where that is isn't the same in all patch releases of 1.23 and 1.24.
+# They follow the list of all ms, through m.alllink, whose place differs between patch releases of 1.23 and 1.24.
 _ALLM_WALKERS = ("mcommoninit", "mexit", "schedtrace")
 _M_END = 1024
 _NEEDED = ("sched", "allp", "gomaxprocs", "allgs")
