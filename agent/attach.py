@@ -20,6 +20,7 @@ from schedtrace.image import Image, open_image
 from schedtrace.node import prepare_node
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
 from schedtrace.procfs import ExecutableIdentity, Process, open_process, running_pids
+from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
 from schedtrace.session import Compilation, Session
 from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL, ProbeHits, Target, Throttling, Window
 
@@ -54,6 +55,7 @@ class Watch:
             self._names = FunctionNames(image.path)
             stack.callback(self._names.close)
             self._bias = image.load_bias
+            self._runtime, self._unseen = _runtime_of(image)
             self._cgroups = _cgroups_of(self.process)
             with _explained_by_check():
                 self._session = stack.enter_context(Session(compilation, target.programs_of(self.plan)))
@@ -73,6 +75,12 @@ class Watch:
             raise
         record = target.record_of(self.plan, self._bias)
         self._throttled_before = self._cgroups.cpu_stat()
+        self._session.threads.watch(
+            self.process.pid,
+            target.process_of(
+                self.process, self._runtime, target.reasons_of(self.plan), self._bias, by_function=True
+            ),
+        )
         self._session.watch(self.process.pid, record, sampler=target.sampler_of(self.plan, self._bias))
         self._started_ns = record.attached_ns
         # From here on the session itself notices when the process executes another program.
@@ -100,6 +108,7 @@ class Watch:
     def stop(self) -> None:
         """Count no longer, so that what is read from now on stands still."""
         self._session.unwatch(self.process.pid)
+        self._session.threads.unwatch([self.process.pid])
 
     def window(self, ended: str = "") -> Window:
         """All that was seen since attach."""
@@ -107,6 +116,7 @@ class Watch:
         sampled = self._level == SAMPLED_LEVEL
         counts = join.counts(snapshot, target.reasons_of(self.plan), self._function_name)
         samples = join.samples(snapshot.samples, target.stops_of(self.plan)) if sampled else None
+        threads = join.thread_counts(self._session.threads.snapshot(self.process.pid), self._function_name)
         return Window(
             target=self._target(counts.cgroup_id),
             duration_ns=counts.time_ns - self._started_ns,
@@ -115,7 +125,9 @@ class Watch:
             wait=counts.wait,
             states=counts.states,
             functions=counts.functions,
-            run_queue=counts.run_queue,
+            run_queue=threads.run_queue,
+            off_cpu=threads.off_cpu,
+            off_cpu_functions=threads.functions,
             threads=self._thread_count(),
             goroutines=counts.goroutines,
             probes=tuple(
@@ -123,8 +135,8 @@ class Watch:
                 for p, n in zip(self.plan.probes, counts.hits, strict=False)
             ),
             foreign_hits=counts.foreign_hits,
-            unseen=self.plan.unseen,
-            lost=counts.lost,
+            unseen=(*self.plan.unseen, *self._unseen),
+            lost=join.lost_in_all(counts.lost, threads.lost),
             throttling=self._throttling(),
             overhead_ns=target.overhead_ns(self.plan, counts.hits, self._costs),
             ended=ended,
@@ -205,6 +217,16 @@ def _explained_by_check() -> Iterator[None]:
             if finding.status == "missing" and finding.by_permission == (kind is PermissionDenied):
                 raise kind(f"{finding.name}: {finding.detail}; {finding.fix}") from None
         raise
+
+
+def _runtime_of(image: Image) -> tuple[RuntimePlan | None, tuple[str, ...]]:
+    """Where the target's runtime keeps its list of threads, and what isn't seen if that can't be found."""
+    try:
+        runtime = make_runtime_plan(image.path)
+        reason = runtime.goroutines_of_threads_unseen
+    except NotTraceable as error:
+        runtime, reason = None, str(error).replace(image.path, image.plan.path)
+    return runtime, (f"goroutines that run while their thread is off the CPU: {reason}",) if reason else ()
 
 
 def _cgroups_of(process: Process) -> cgroups.Membership:

@@ -151,8 +151,8 @@ def cost_ns(session: Session, kinds: Kinds, *, stepped: bool = False) -> float:
     """CPU time of one hit in nanoseconds, median of several rounds.
 
     ``kinds``: :data:`CASGSTATUS`, :data:`FUNCTIONS` or :data:`RECORDS`. ``session`` needs room for one more target.
-    ``stepped``: on an instruction that the kernel single-steps. Takes some milliseconds, and leaves its probes, on a page
-    nothing else maps, until the session is closed.
+    ``stepped``: on an instruction that the kernel single-steps. Takes some milliseconds, and leaves its probes, on a
+    page nothing else maps, until the session is closed.
     """
     with CodePage() as page:
 
@@ -169,10 +169,12 @@ def cost_ns(session: Session, kinds: Kinds, *, stepped: bool = False) -> float:
         programs = [program_of(kind) for kind in kinds]
         session.attach(page.fd, [ProbeSite(*site) for site in zip(programs, sites, strict=True)])
         sampler = page.sampler() if kinds == RECORDS else None
+        session.threads.watch(os.getpid(), abi.Process())  # as a target's are
         session.watch(os.getpid(), page.target(sites, kinds), sampler=sampler)
         page.pass_sites(_LOOPS)
         probed = measure()
         session.retire([os.getpid()])
+        session.threads.retire([os.getpid()])
         return max(probed - bare, 0) / (_LOOPS * HITS_PER_LOOP)
 
 

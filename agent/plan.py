@@ -113,7 +113,8 @@ class ProbePlan:
         """
         sampled = self.sampled
         if sampled is None:
-            raise NotTraceable(f"{self.path}: the sampled level is not possible: {self.sampled_obstacle}; use --level full")
+            why = f"the sampled level is not possible: {self.sampled_obstacle}"
+            raise NotTraceable(f"{self.path}: {why}; use --level full")
         site = sampled.site
         probe = Probe(
             sampled.function, ProbeKind.RECORD, site.vaddr, site.file_offset, str(site), site.emulated

@@ -47,6 +47,11 @@ _LIVE_STATES = 5
 _LIVE_FUNCTIONS = 3
 _BAR = 40
 _CONTAINER_ID = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
+_OFF_CPU = {
+    "preempted": "preempted by the kernel",
+    "blocked": "blocked in the kernel",
+    "woken": "woken from that",
+}
 _QUANTILE_TITLES = ("count", *QUANTILES, "total")
 
 
@@ -62,6 +67,8 @@ def summary(window: Window) -> Text:
             *_sched_latency(window, len(window.sched_latency), []),
             *([Text(), _bars(latency)] if latency.count else []),
             *_run_queue(window),
+            *_off_cpu(window),
+            *_functions_off_cpu(window, _TOP_FUNCTIONS),
             *_states(window, _TOP_STATES),
             *_functions_by_latency(window, _TOP_FUNCTIONS),
             *_functions_by_wait(window, _TOP_FUNCTIONS),
@@ -207,6 +214,33 @@ def _run_queue(window: Window) -> list[Text]:
         return [Text(), title, paragraph("none waited")]
     row = (*quantiles(window.run_queue), duration(window.run_queue.sum_ns))
     return [Text(), title, columns(_QUANTILE_TITLES, [row], ">>>>>>")]
+
+
+def _off_cpu(window: Window) -> list[Text]:
+    if window.off_cpu is None:
+        return []
+    title = heading("Goroutines running, but not on a CPU", "running for Go, their thread off the CPU")
+    rows = [
+        (_OFF_CPU[reason], *quantiles(h), duration(h.sum_ns)) for reason, h in window.off_cpu.items() if h.count
+    ]
+    if not rows:
+        return [Text(), title, paragraph("none was")]
+    return [Text(), title, columns(("why", *_QUANTILE_TITLES), rows, "<>>>>>>")]
+
+
+def _functions_off_cpu(window: Window, top: int) -> list[Text]:
+    rows = [
+        (
+            short_function(f.function),
+            count(f.times),
+            duration(f.max_ns),
+            duration(f.run_queue_ns),
+            duration(f.blocked_ns),
+        )
+        for f in window.off_cpu_functions[:top]
+    ]
+    titles = ("times", "longest", "for a CPU", "blocked")
+    return _functions("Who ran, but not on a CPU, most", titles, rows, len(window.off_cpu_functions))
 
 
 def _states(window: Window, top: int) -> list[Text]:

@@ -30,6 +30,19 @@ def window_json(window: Window) -> Json:
         **(_followed(window) if window.samples is None else _NOT_FOLLOWED),
         "samples": None if window.samples is None else _samples(window.samples),
         "threads": {"count": window.threads, "run_queue": _histogram(window.run_queue)},
+        "off_cpu": None
+        if window.off_cpu is None
+        else {reason: _histogram(h) for reason, h in window.off_cpu.items()},
+        "off_cpu_top": [
+            {
+                "function": f.function,
+                "times": f.times,
+                "run_queue_seconds": f.run_queue_ns / _NS,
+                "blocked_seconds": f.blocked_ns / _NS,
+                "max_seconds": f.max_ns / _NS,
+            }
+            for f in window.off_cpu_functions
+        ],
         "throttling": None
         if window.throttling is None
         else {

@@ -11,8 +11,8 @@ from schedtrace.window import Samples
 QUANTILES = ("p50", "p90", "p99", "max")
 _ABOUT = (
     "The runtime's own sample, as it is: of each goroutine every eighth time that it stops running; of new ones up to "
-    "one in four. A goroutine that does the same few things in turn is caught at the same one each time, so that causes "
-    "are not sampled evenly."
+    "one in four. A goroutine that does the same few things in turn is caught at the same one each time, so that "
+    "causes are not sampled evenly."
 )
 _STOPS = {
     "stopping_gc": "stopping for GC",

@@ -78,7 +78,7 @@ def make_sampled_plan(
     unseen = []
     if missing_stops := sorted(set(data.histograms) - sound):
         names = ", ".join(DURATIONS[field].name.lower() for field in missing_stops)
-        unseen.append(f"some stops of the world: the compiler copied {record.name} into who records them ({names})")
+        unseen.append(f"some stops of the world: not all of them are recorded by {record.name} ({names})")
     if PAUSES in data.histograms:
         unseen.append("stops of the world that are not the collector's")
     elif not any(field != TIME_TO_RUN for field in data.histograms):
@@ -87,7 +87,7 @@ def make_sampled_plan(
     if len(stops) > STOP_LIMIT:
         unseen.append(f"causes of wakes: goroutines stop at {len(stops)} places, more than {STOP_LIMIT}")
         stops = []
-    histograms = {DURATIONS[field]: vaddr for field, vaddr in data.histograms.items()}
+    histograms = {DURATIONS[field]: vaddr for field, vaddr in data.histograms.items() if field in sound}
     return SampledPlan(record.name, site, histograms, tuple(stops), tuple(unseen))
 
 

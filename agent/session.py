@@ -14,7 +14,6 @@ another mount namespace.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -179,6 +178,7 @@ class Session:
         Raises what :meth:`Compilation.finish` raises, NodeUnsupported if the kernel refuses, AttachFailed.
         """
         from schedtrace.bpf_maps import MapReader  # and numpy, while the compilation goes on
+        from schedtrace.thread_watch import ThreadWatch
 
         self._compilation = compilation
         self._sizes = compilation.sizes
@@ -204,6 +204,9 @@ class Session:
                 for program in programs:
                     self._program(program, multi=self._links_work)
             self._maps = MapReader(self._bpf, self._lib)
+            sizes = self._sizes
+            self.threads = ThreadWatch(self._maps, sizes.targets, sizes.threads, sizes.functions)
+            """The processes whose threads are watched, with or without probes."""
             self._set_end(_ENDLESS, abi.NO_LIMIT)
         except BaseException:
             self.close()
@@ -352,16 +355,6 @@ class Session:
         table[table.Key(pid)] = table.Leaf.from_buffer_copy(bytes(target))
         # Until now the target's own hits counted as those of a process nobody asked about.
         self._foreign_before, self._foreign_after = self._foreign_hits(), None
-        self._learn_threads(pid, target.slot, target.window)
-
-    def _learn_threads(self, pid: int, slot: int, window: int) -> None:
-        """Threads made from now on are seen by task_newtask; those that exist are listed here."""
-        table = self._table("threads")
-        with suppress(OSError):
-            for tid in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-                key = table.Key(int(tid))
-                if key not in table:
-                    table[key] = table.Leaf(0, slot, window, 0)
 
     def counts(self, pid: int) -> bool:
         """Is there something to :meth:`retire`?"""
@@ -384,9 +377,6 @@ class Session:
             for pid in pids:
                 with suppress(KeyError):
                     del table[table.Key(pid)]
-        # Those of a process that goes on would count for whoever has the slot next.
-        keys, values = self._maps.entries("threads", ctypes.c_uint32, abi.Thread, self._sizes.threads)
-        self._maps.delete_of("threads", keys, values["slot"], [self._targets[pid] for pid in pids])
 
     def snapshot(self, pid: int) -> Snapshot:
         """Read what was counted for ``pid`` since :meth:`watch`. Reads maps only; nothing is cleared."""
@@ -401,7 +391,7 @@ class Session:
         return Snapshot(now_ns, self._maps.stats(slot), ended, own, counted, samples=self._samples_of(slot))
 
     def _samples_of(self, slot: int) -> Any:
-        return self._maps.samples(slot) if self._samples else None
+        return self._maps.stats(slot, "samples") if self._samples else None
 
     def snapshots(self) -> dict[int, Snapshot]:
         """A snapshot of every target, without functions: one look at the goroutines for all."""
@@ -439,9 +429,9 @@ class Session:
         keys, _ = self._maps.entries("functions", abi.FunctionKey, abi.Totals, self._sizes.functions)
         self._maps.delete_of("functions", keys, keys["slot"], slots)
         for slot in slots:
-            self._maps.zero("stats", slot)
+            self._maps.zero_stats(slot)
             if self._samples:
-                self._maps.zero("samples", slot)
+                self._maps.zero_stats(slot, "samples")
         self._free_slots += slots
         return snapshots
 

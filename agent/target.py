@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
@@ -9,7 +10,9 @@ from schedtrace import abi, calibrate
 from schedtrace.bpf_text import program_of
 from schedtrace.errors import AttachFailed
 from schedtrace.plan import ProbePlan
-from schedtrace.reasons import target_record
+from schedtrace.procfs import Process
+from schedtrace.reasons import running_reasons, target_record
+from schedtrace.runtime_plan import GOROUTINE_OF_THREAD, RuntimePlan
 from schedtrace.session import ProbeSite, Session
 
 _STALE_REASONS_UNTIL = 19  # Go 1.19
@@ -19,6 +22,7 @@ _CALIBRATED = {
     "record": calibrate.RECORDS,
 }
 """Mode of a plan -> what is measured for the cost of its hits."""
+_ANY_REASON = (1 << 64) - 1
 
 Costs = Mapping[bool, float]
 """CPU time of a hit in ns, by "does the kernel emulate the probed instruction"."""
@@ -73,6 +77,26 @@ def sampler_of(plan: ProbePlan, load_bias: int) -> abi.Sampler | None:
 def stops_of(plan: ProbePlan) -> set[abi.Duration]:
     """Which stops of the world the sampled level sees."""
     return set(plan.sampled.histograms) - {abi.Duration.RUN} if plan.sampled else set()
+
+
+def process_of(
+    process: Process, runtime: RuntimePlan | None, reasons: Sequence[str], load_bias: int, *, by_function: bool
+) -> abi.Process:
+    """The BPF side's record of a process whose threads are watched. ``runtime``: where its list of threads is, if that
+    is known; ``reasons``: names of wait reasons by number. ``by_function``: whether also to count by start function."""
+    if runtime is None or runtime.allm_vaddr is None:
+        return abi.Process()
+    device = os.stat("/proc/self/ns/pid").st_dev  # noqa: PTH116 (of all namespaces)
+    record = abi.Process(
+        allm=load_bias + runtime.allm_vaddr,
+        running_reasons=_ANY_REASON if runtime.minor <= _STALE_REASONS_UNTIL else running_reasons(reasons),
+        pid_namespace=process.namespaces.pid,
+        pid_namespace_device=os.major(device) << 20 | os.minor(device),
+        by_function=by_function,
+    )
+    for field in GOROUTINE_OF_THREAD:
+        setattr(record, field.replace(".", "_"), runtime.offsets[field])
+    return record
 
 
 def reasons_of(plan: ProbePlan) -> tuple[str, ...]:

@@ -52,6 +52,11 @@ STOPS = ("stopping_gc", "stopping_other", "stopped_gc", "stopped_other")
 to stop until all run again; for the garbage collector, and for other reasons."""
 
 
+OFF_CPU = ("preempted", "blocked", "woken")
+"""Why a goroutine that runs for Go is off the CPU, in the order of ``enum off_cpu`` in bpf/types.h: the kernel ran
+something else, and its thread waited for a CPU; the thread slept in the kernel; woken from that, it waited for one."""
+
+
 @dataclass(frozen=True)
 class Target:
     """The process that was watched."""
@@ -105,6 +110,27 @@ class FunctionTotals:
     syscall_ns: int
     max_runnable_ns: int
     max_waiting_ns: int
+
+
+@dataclass(frozen=True)
+class OffCpuTotals:
+    """How often and how long goroutines that were started with one function ran for Go and were off the CPU: waiting on
+    the kernel's run queue, blocked in the kernel, and both together at most in one go."""
+
+    function: str
+    times: int = 0
+    run_queue_ns: int = 0
+    blocked_ns: int = 0
+    max_ns: int = 0
+
+    def __add__(self, other: OffCpuTotals) -> OffCpuTotals:
+        return OffCpuTotals(
+            self.function,
+            self.times + other.times,
+            self.run_queue_ns + other.run_queue_ns,
+            self.blocked_ns + other.blocked_ns,
+            max(self.max_ns, other.max_ns),
+        )
 
 
 @dataclass(frozen=True)
@@ -170,6 +196,10 @@ class Window:
     functions: tuple[FunctionTotals, ...]
     run_queue: Histogram
     """Threads: runnable for the kernel, not running."""
+    off_cpu: Mapping[str, Histogram] | None
+    """Goroutines that run for Go while their thread is off the CPU, by why (all of :data:`OFF_CPU`); None if it can't
+    be told which goroutine a thread runs."""
+    off_cpu_functions: tuple[OffCpuTotals, ...]
     threads: int
     goroutines: int
     """Goroutines that are followed now."""

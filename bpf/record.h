@@ -16,6 +16,7 @@
 
 #include "goabi.h"
 #include "goroutine.h"
+#include "wait_parts.h"
 
 struct sample_stats_bytes {
 	char bytes[sizeof(struct sample_stats)] __attribute__((aligned(8)));
@@ -68,16 +69,24 @@ static __always_inline __u32 cause_of_sample(struct hit *hit, struct sampler *sa
 	return CAUSE_UNKNOWN;
 }
 
+/* A goroutine has waited for `ns` to run. Those who run before the one that starts the world has told so find it stopped. */
+static __always_inline void divide_sample(struct hit *hit, struct sampler *sampler, struct sample_stats *s, __u64 ns)
+{
+	struct wait_parts parts = divide(hit->now_ns - ns, hit->now_ns, sampler->stopped);
+
+	if (parts.kernel_ns)
+		add(&s->kernel_ns, parts.kernel_ns);
+	if (parts.stopped_ns)
+		add(&s->stopped_ns, parts.stopped_ns);
+	if (parts.undivided_ns)
+		add(&s->undivided_ns, parts.undivided_ns);
+}
+
 /* The world has been stopped for `ns`, and whether all run again. */
 static __always_inline void stopped(struct sampler *sampler, __u64 now_ns, __u64 ns, int again)
 {
-	if (again) {
-		sampler->stopped_from_ns = now_ns - ns;
-		sampler->stopped_until_ns = now_ns;
-		sampler->stopping_since_ns = 0;
-	} else {
-		sampler->stopping_since_ns = now_ns - ns;
-	}
+	sampler->stopped.begin_ns = now_ns - ns;
+	sampler->stopped.end_ns = again ? now_ns : NO_LIMIT;
 }
 
 #endif

@@ -159,6 +159,7 @@ int on_record(struct pt_regs *ctx)
 	if (i >= CAUSE_COUNT)
 		i = CAUSE_UNKNOWN;
 	record(&s->sched_latency[i], ns);
+	divide_sample(&hit, sampler, s, ns);
 	return 0;
 }
 #endif

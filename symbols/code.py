@@ -29,6 +29,7 @@ from schedtrace.symbols.instructions import (
     written,
 )
 
+_DISPLACEMENT = re.compile(r"\[(?!rip)\w+(?: \+|, #)\s?(0x[0-9a-f]+|\d+)\]")
 _AMD64_RELATIVE_OPERAND = re.compile(r"\[rip(?: ([+-]) (0x[0-9a-f]+|\d+))?\]")
 # The stack check is at most this many instructions from the entry.
 _PROLOGUE_INSTRUCTIONS = 24
@@ -151,6 +152,13 @@ def data_operands(binary: Binary, function: Function) -> tuple[DataOperand, ...]
     none."""
     find = _amd64_data_operands if binary.arch is Arch.AMD64 else _arm64_data_operands
     return tuple(find(text(binary, function), function.vaddr))
+
+
+def displacements(binary: Binary, function: Function) -> frozenset[int]:
+    """The constants that instructions of ``function`` add to a register to form an address: offsets of fields, and of
+    places on the stack."""
+    found = (_DISPLACEMENT.search(instruction.operands) for instruction in instructions(binary, function))
+    return frozenset(int(match[1], 0) for match in found if match)
 
 
 def _cheapest(binary: Binary, function: Function, start: int, watched: Register) -> Site | None:

@@ -71,6 +71,10 @@ def find_record(
         if (users := [f for name in _STOPS[field] if (f := functions.get(name)) and _names(binary, f, vaddr, size)])
         and all(_hands_over(binary, user, record, vaddr, size) for user in users)
     }
+    # The end of a stop that isn't seen would make it last for ever.
+    for stopping, stopped in zip(STOPPING, STOPPED, strict=True):
+        if stopped not in sound:
+            sound.discard(stopping)
     return record, frozenset({TIME_TO_RUN, *sound})
 
 

@@ -39,7 +39,8 @@ class Server:
 
 @contextmanager
 def started(name: str, folder: Path) -> Iterator[Server]:
-    """The server ``name`` ("nats-server", "caddy", "prometheus", "etcd", "net/http"), with all its files in ``folder``."""
+    """The server ``name`` ("nats-server", "caddy", "prometheus", "etcd", or "net/http"), with all its files in
+    ``folder``."""
     with _STARTERS[name](folder) as server:
         yield server
 

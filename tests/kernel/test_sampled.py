@@ -1,8 +1,8 @@
 """The sampled level against the runtime's own histograms, which are fed by the same calls, and against the full level.
 
-The runtime's histograms are read from its memory (passive.py, tested on its own) right before and after the level's window:
-they must have grown by exactly what was seen. Its buckets are finer than ours, and their bounds are others; so of each of
-our bounds it is known how many times were certainly below, and how many may have been.
+The runtime's histograms are read from its memory (passive.py, tested on its own) right before and after the level's
+window: they must have grown by exactly what was seen. Its buckets are finer than ours, and their bounds are others; so
+of each of our bounds it is known how many times were certainly below, and how many may have been.
 """
 
 import json
@@ -316,7 +316,7 @@ def test_watch_at_the_sampled_level() -> None:
     assert window.samples is not None
     assert window.sched_latency_total == window.samples.sched_latency_total
     assert window.sched_latency_total.count > 1_000
-    assert not (window.transitions or window.states or window.functions or window.wait or window.goroutines)
+    assert not any((window.transitions, window.states, window.functions, window.wait, window.goroutines))
     (probe,) = window.probes
     stops = sum(histogram.count for histogram in window.samples.stop_the_world.values())
     assert probe.hits == window.sched_latency_total.count + window.samples.no_wait + stops

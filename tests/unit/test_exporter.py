@@ -61,6 +61,7 @@ def series(
         wait={"chan receive": histogram(seed + 1)},
         state_ns={"running": 1_500_000_000, "waiting": 1},
         run_queue=histogram(seed + 2),
+        off_cpu={"preempted": histogram(seed + 4)},
         lost={"goroutines full": 3},
         overhead_ns=2_000_000,
         runtime_sched_latency=histogram(seed + 3),
@@ -152,6 +153,7 @@ def test_every_name_kind_and_label() -> None:
         "schedtrace_goroutine_transitions_total": "counter",
         "schedtrace_goroutine_state_seconds_total": "counter",
         "schedtrace_thread_run_queue_seconds": "histogram",
+        "schedtrace_goroutine_off_cpu_seconds": "histogram",
         "schedtrace_runtime_sched_latency_seconds": "histogram",
         "schedtrace_gomaxprocs": "gauge",
         "schedtrace_goroutines": "gauge",
@@ -225,6 +227,7 @@ def test_what_is_unknown_is_absent() -> None:
     assert values(bare, "schedtrace_cpu_quota_cores") == values(bare, "schedtrace_cfs_throttled_seconds_total") == {}
     assert values(bare, "schedtrace_threads") == {(): 0}
     assert values(bare, "schedtrace_thread_run_queue_seconds_count") == {(): 0}
+    assert values(bare, "schedtrace_goroutine_off_cpu_seconds_count") == {}
 
 
 def test_the_registry_knows_the_names_without_a_look() -> None:
@@ -259,7 +262,7 @@ def pods_of(collector: Exporter) -> list[str]:
 
 def test_whole_sets_of_labels_are_left_out_and_counted() -> None:
     each = per_series()
-    assert each == 27 * 5 + 2 + 2 + 2 + 2 + 2 + 1 + 1 + 1 + 2
+    assert each == 27 * 6 + 2 + 2 + 2 + 2 + 2 + 1 + 1 + 1 + 2
     pods = tuple(series(Labels("n", f"p{i}", "c", "x")) for i in (4, 2, 0, 3, 1))
     limited = exporter(*pods, max_series=3 * each + each - 1)
     assert pods_of(limited) == ["p0", "p1", "p2"]

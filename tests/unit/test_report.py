@@ -16,6 +16,7 @@ from schedtrace.report_json import window_json
 from schedtrace.window import (
     CAUSES,
     FunctionTotals,
+    OffCpuTotals,
     ProbeHits,
     Samples,
     StateTime,
@@ -89,6 +90,8 @@ def window() -> Window:
             function("github.com/nats-io/nats-server/v2/server.(*client).readLoop", 5),
         ),
         run_queue=RUN_QUEUE,
+        off_cpu={"preempted": RUN_QUEUE, "blocked": CHANNEL, "woken": Histogram()},
+        off_cpu_functions=(OffCpuTotals("main.main", 447, 5_040_000, 150_000, 922_000),),
         threads=12,
         goroutines=41,
         probes=(
@@ -139,6 +142,15 @@ def test_the_whole_summary(window: Window) -> None:
         "Threads waiting for a CPU  runnable for the kernel, not running\n"
         "  count     p50     p90     p99     max    total\n"
         "    405  3.0 µs  3.8 µs  590 µs  922 µs  5.04 ms\n"
+        "\n"
+        "Goroutines running, but not on a CPU  running for Go, their thread off the CPU\n"
+        "  why                      count     p50     p90     p99      max    total\n"
+        "  preempted by the kernel    405  3.0 µs  3.8 µs  590 µs   922 µs  5.04 ms\n"
+        "  blocked in the kernel       42  1.5 µs  1.9 µs   26 µs  28.8 µs   150 µs\n"
+        "\n"
+        "Who ran, but not on a CPU, most  by the function the goroutine began with\n"
+        "  function   times  longest  for a CPU  blocked\n"
+        "  main.main    447   922 µs    5.04 ms   150 µs\n"
         "\n"
         "Where goroutines spend their time  goroutines: how many at a time, on average\n"
         "  state     wait reason    time  goroutines    times\n"
@@ -205,6 +217,8 @@ def empty(window: Window) -> Window:
         states=(),
         functions=(),
         run_queue=Histogram(),
+        off_cpu=None,
+        off_cpu_functions=(),
         goroutines=0,
         probes=(ProbeHits("runtime.casgstatus", "+0 push rbp", True, 0),),
         foreign_hits=0,
@@ -419,6 +433,21 @@ def test_json_of_a_window(window: Window) -> None:
     assert result["sched_latency"]["sum_seconds"] == pytest.approx(19.15e-3)
     assert result["threads"]["count"] == 12
     assert result["threads"]["run_queue"]["count"] == 405
+    assert {reason: each["count"] for reason, each in result["off_cpu"].items()} == {
+        "preempted": 405,
+        "blocked": 42,
+        "woken": 0,
+    }
+    assert result["off_cpu"]["blocked"]["sum_seconds"] == 150e-6
+    assert result["off_cpu_top"] == [
+        {
+            "function": "main.main",
+            "times": 447,
+            "run_queue_seconds": 5.04e-3,
+            "blocked_seconds": 150e-6,
+            "max_seconds": 922e-6,
+        }
+    ]
     assert result["states"][0] == {"state": "waiting", "reason": "IO wait", "seconds": 410.0, "count": 99}
     assert [entry["function"] for entry in result["top"]] == [
         "github.com/nats-io/nats-server/v2/server.(*client).readLoop",
