@@ -220,6 +220,8 @@ class TargetStats(ctypes.Structure):
         ("transitions", ctypes.c_uint64 * (GoroutineState.COUNT * GoroutineState.COUNT)),
         ("sched_latency", Histogram * WakeCause.COUNT),
         ("wait", Histogram * REASON_COUNT),
+        ("kernel_ns", ctypes.c_uint64),
+        ("undivided_ns", ctypes.c_uint64),
         ("partial_ns", ctypes.c_uint64 * GoroutineState.COUNT),
         ("partial_wait_ns", ctypes.c_uint64 * REASON_COUNT),
         ("partial_waits", ctypes.c_uint64 * REASON_COUNT),

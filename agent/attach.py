@@ -140,6 +140,7 @@ class Watch:
             throttling=self._throttling(),
             overhead_ns=target.overhead_ns(self.plan, counts.hits, self._costs),
             ended=ended,
+            wait_parts=None if sampled else counts.wait_parts,
             samples=samples,
         )
 

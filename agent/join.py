@@ -15,7 +15,17 @@ import numpy as np
 from schedtrace import abi
 from schedtrace.histogram import Histogram
 from schedtrace.reasons import reason_name
-from schedtrace.window import CAUSES, OFF_CPU, STATES, STOPS, FunctionTotals, OffCpuTotals, Samples, StateTime
+from schedtrace.window import (
+    CAUSES,
+    OFF_CPU,
+    STATES,
+    STOPS,
+    FunctionTotals,
+    OffCpuTotals,
+    Samples,
+    StateTime,
+    WaitParts,
+)
 
 UNKNOWN_FUNCTION = "(unknown)"
 LOST_NAMES: Mapping[abi.LostReason, str] = {
@@ -49,6 +59,7 @@ class Counts:
     lost: Mapping[str, int]
     goroutines: int
     cgroup_id: int
+    wait_parts: WaitParts
 
 
 @dataclass(frozen=True)
@@ -158,9 +169,12 @@ def samples(record: Any, stops: Collection[abi.Duration]) -> Samples:
             for duration, name in enumerate(STOPS, start=abi.Duration.RUN + 1)
             if duration in stops
         },
-        kernel_ns=int(record["kernel_ns"]),
-        stopped_ns=int(record["stopped_ns"]),
-        undivided_ns=int(record["undivided_ns"]),
+        parts=WaitParts(
+            total_ns=int(record["sched_latency"]["sum_ns"].sum()),
+            kernel_ns=int(record["kernel_ns"]),
+            stopped_ns=int(record["stopped_ns"]) if abi.Duration.STOPPED_OTHER in stops else None,
+            undivided_ns=int(record["undivided_ns"]),
+        ),
     )
 
 
@@ -188,6 +202,12 @@ def counts(snapshot: Any, reasons: Sequence[str], name_of: Callable[[int], str |
         lost=_lost(stats),
         goroutines=len(snapshot.goroutines),
         cgroup_id=int(stats["cgroup_id"]),
+        wait_parts=WaitParts(
+            total_ns=int(stats["sched_latency"]["sum_ns"].sum()),
+            kernel_ns=int(stats["kernel_ns"]),
+            stopped_ns=None,
+            undivided_ns=int(stats["undivided_ns"]),
+        ),
     )
 
 

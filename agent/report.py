@@ -47,6 +47,7 @@ _LIVE_STATES = 5
 _LIVE_FUNCTIONS = 3
 _BAR = 40
 _CONTAINER_ID = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
+_SAMPLED = "the sample's goroutines"
 _OFF_CPU = {
     "preempted": "preempted by the kernel",
     "blocked": "blocked in the kernel",
@@ -66,6 +67,7 @@ def summary(window: Window) -> Text:
             *_throttling(window),
             *_sched_latency(window, len(window.sched_latency), []),
             *([Text(), _bars(latency)] if latency.count else []),
+            *parts_of_waits(window.wait_parts, "goroutines"),
             *_run_queue(window),
             *_off_cpu(window),
             *_functions_off_cpu(window, _TOP_FUNCTIONS),
@@ -88,7 +90,7 @@ def _sampled_summary(window: Window, samples: Samples) -> Text:
             *_throttling(window),
             *sampled_latency(samples),
             *([Text(), _bars(latency)] if latency.count else []),
-            *parts_of_waits(samples),
+            *parts_of_waits(samples.parts, _SAMPLED),
             *stops_of_the_world(samples),
             *_run_queue(window),
             *_probes(window),
@@ -103,7 +105,7 @@ def live_view(window: Window) -> Text:
     """The gist of what was seen so far. Its first 24 lines stand for themselves, since a screen may have no
     more."""
     if window.samples:
-        parts = (*sampled_latency(window.samples), *parts_of_waits(window.samples))
+        parts = (*sampled_latency(window.samples), *parts_of_waits(window.samples.parts, _SAMPLED))
         return lines([*_header(window), *_throttling(window), *parts, *stops_of_the_world(window.samples)])
     threads = ("threads, for a CPU", *quantiles(window.run_queue), duration(window.run_queue.sum_ns))
     return lines(

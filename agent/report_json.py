@@ -13,7 +13,7 @@ from schedtrace.discovery import GoProcess, Scan
 from schedtrace.histogram import Histogram
 from schedtrace.plan import ProbePlan
 from schedtrace.sampled_plan import SampledPlan
-from schedtrace.window import FunctionTotals, Samples, Target, Window
+from schedtrace.window import FunctionTotals, Samples, Target, WaitParts, Window
 
 Json = dict[str, Any]
 
@@ -61,7 +61,9 @@ def window_json(window: Window) -> Json:
     }
 
 
-_NOT_FOLLOWED: Json = dict.fromkeys(("transitions", "sched_latency", "wait", "states", "top", "goroutines"))
+_NOT_FOLLOWED: Json = dict.fromkeys(
+    ("transitions", "sched_latency", "sched_delay_seconds", "wait", "states", "top", "goroutines")
+)
 
 
 def _followed(window: Window) -> Json:
@@ -71,6 +73,7 @@ def _followed(window: Window) -> Json:
             {"from": old, "to": new, "count": n} for (old, new), n in sorted(window.transitions.items())
         ],
         "sched_latency": _latency(window.sched_latency_total, window.sched_latency),
+        "sched_delay_seconds": None if window.wait_parts is None else _parts(window.wait_parts),
         "wait": {reason: _histogram(h) for reason, h in sorted(window.wait.items())},
         "states": [
             {"state": s.state, "reason": s.reason, "seconds": s.time_ns / _NS, "count": s.count}
@@ -85,13 +88,17 @@ def _samples(samples: Samples) -> Json:
     return {
         "sched_latency": _latency(samples.sched_latency_total, samples.sched_latency),
         "no_wait": samples.no_wait,
-        "sched_delay_seconds": {
-            "go_queue": samples.queue_ns / _NS,
-            "kernel_run_queue": samples.kernel_ns / _NS,
-            "stop_the_world": samples.stopped_ns / _NS,
-            "unknown": samples.undivided_ns / _NS,
-        },
+        "sched_delay_seconds": _parts(samples.parts),
         "stop_the_world": {name: _histogram(h) for name, h in samples.stop_the_world.items()},
+    }
+
+
+def _parts(parts: WaitParts) -> Json:
+    return {
+        "go_queue": parts.queue_ns / _NS,
+        "kernel_run_queue": parts.kernel_ns / _NS,
+        "stop_the_world": None if parts.stopped_ns is None else parts.stopped_ns / _NS,
+        "unknown": parts.undivided_ns / _NS,
     }
 
 

@@ -1,12 +1,10 @@
 """Rows of numbers about histograms, and what the sampled level saw, for people. Pure."""
 
-from collections.abc import Sequence
-
 from rich.text import Text
 
 from schedtrace.formatting import columns, count, duration, heading, paragraph, rough_duration, share
 from schedtrace.histogram import Histogram
-from schedtrace.window import Samples
+from schedtrace.window import Samples, WaitParts
 
 QUANTILES = ("p50", "p90", "p99", "max")
 _ABOUT = (
@@ -49,19 +47,24 @@ def sampled_latency(samples: Samples) -> list[Text]:
     return [Text(), title, columns(("cause", "samples", *QUANTILES, "mean"), rows, "<>>>>>>"), paragraph(_ABOUT)]
 
 
-def parts_of_waits(samples: Samples) -> list[Text]:
-    """What the goroutines of the sample waited for."""
-    whole = samples.sched_latency_total.sum_ns
-    if not whole:
+def parts_of_waits(parts: WaitParts | None, whose: str) -> list[Text]:
+    """What goroutines waited for that waited to run; ``whose``: which goroutines these are."""
+    if parts is None or not parts.total_ns:
         return []
-    parts: Sequence[tuple[str, int]] = (
-        ("for another goroutine to stop running (Go's queues)", samples.queue_ns),
-        ("for the kernel to run the thread that was to run them", samples.kernel_ns),
-        ("for the world to be started again", samples.stopped_ns),
-        ("not known which", samples.undivided_ns),
-    )
-    rows = [(share(ns / whole), what, duration(ns)) for what, ns in parts if ns]
-    title = heading("What they waited for", "of all time that the sample's goroutines waited")
+    queue = "for another goroutine to stop running (Go's queues)"
+    if parts.stopped_ns is None:
+        queue = "in Go's queues, or while the world was stopped"
+    rows = [
+        (share(ns / parts.total_ns), what, duration(ns))
+        for ns, what in (
+            (parts.queue_ns, queue),
+            (parts.kernel_ns, "for the kernel to run the thread that was to run them"),
+            (parts.stopped_ns or 0, "for the world to be started again"),
+            (parts.undivided_ns, "not known which"),
+        )
+        if ns
+    ]
+    title = heading("What they waited for", f"of all time that {whose} waited to run")
     return [Text(), title, columns(("share", "what", "time"), rows, "><>")]
 
 

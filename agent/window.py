@@ -153,6 +153,25 @@ class Throttling:
 
 
 @dataclass(frozen=True)
+class WaitParts:
+    """What goroutines waited for that waited to run."""
+
+    total_ns: int
+    """All of it: the sum of the histograms of scheduling latency."""
+    kernel_ns: int
+    """The thread that then ran the goroutine was runnable and not running."""
+    stopped_ns: int | None
+    """It ran, and the world was stopped; None where stops aren't seen."""
+    undivided_ns: int
+    """Nothing is known of the thread."""
+
+    @property
+    def queue_ns(self) -> int:
+        """Nothing of that: in a queue of Go's, or if stops aren't seen while the world was stopped."""
+        return max(self.total_ns - self.kernel_ns - (self.stopped_ns or 0) - self.undivided_ns, 0)
+
+
+@dataclass(frozen=True)
 class Samples:
     """What the runtime itself measured and the sampled level saw: of the times that goroutines wait to run a sample of
     about one in eight, of stops of the world all. Nothing is multiplied."""
@@ -163,22 +182,12 @@ class Samples:
     """Samples of what is no wait to run."""
     stop_the_world: Mapping[str, Histogram]
     """By one of :data:`STOPS`: all that this runtime records."""
-    kernel_ns: int
-    """Of all time in ``sched_latency``: the thread was runnable and not running."""
-    stopped_ns: int
-    """The thread ran, and the world was stopped."""
-    undivided_ns: int
-    """It isn't known which."""
+    parts: WaitParts
 
     @property
     def sched_latency_total(self) -> Histogram:
         """Over all causes."""
         return total(tuple(self.sched_latency.values()))
-
-    @property
-    def queue_ns(self) -> int:
-        """Of all time in ``sched_latency``: neither of these, so the goroutine waited in a queue of Go's."""
-        return max(self.sched_latency_total.sum_ns - self.kernel_ns - self.stopped_ns - self.undivided_ns, 0)
 
 
 @dataclass(frozen=True)
@@ -213,6 +222,8 @@ class Window:
     """Estimated CPU time that the probes cost the target; None if it could not be calibrated."""
     ended: str
     """Why the window ended, empty while it goes on."""
+    wait_parts: WaitParts | None = None
+    """Of all time in ``sched_latency``; None at the sampled level."""
     samples: Samples | None = None
     """At the sampled level, where goroutines are not followed: no transitions, states, waits and functions then."""
 

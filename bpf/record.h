@@ -16,7 +16,6 @@
 
 #include "goabi.h"
 #include "goroutine.h"
-#include "wait_parts.h"
 
 struct sample_stats_bytes {
 	char bytes[sizeof(struct sample_stats)] __attribute__((aligned(8)));

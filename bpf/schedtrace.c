@@ -10,9 +10,25 @@
 #include "goroutine.h"
 #include "moves.h"
 #include "thread.h"
+#include "wait_parts.h"
 #ifdef WITH_ON_RECORD
 #include "record.h"
 #endif
+
+/* A goroutine that was runnable begins to run on this thread: what its wait, which make() is to record, was for. */
+static __always_inline void divide_wait(struct hit *hit, struct goroutine *g)
+{
+	struct wait unknown = {};
+	struct wait_parts parts;
+
+	if (g->state != STATE_RUNNABLE || g->partial || hit->now_ns <= g->since_ns)
+		return;
+	parts = divide(g->since_ns, hit->now_ns, unknown);
+	if (parts.kernel_ns)
+		add(&hit->stats->kernel_ns, parts.kernel_ns);
+	if (parts.undivided_ns)
+		add(&hit->stats->undivided_ns, parts.undivided_ns);
+}
 
 /* All probes but those of the programs below. One program, since what takes long is to compile make(). */
 int on_probe(struct pt_regs *ctx)
@@ -46,6 +62,8 @@ int on_probe(struct pt_regs *ctx)
 		move = (struct move){ .from = STATE_WAITING, .to = STATE_RUNNABLE };
 	if (!understand(&hit, gp, g, &move))
 		return 0;
+	if (move.from == STATE_RUNNABLE && move.to == STATE_RUNNING)
+		divide_wait(&hit, g);
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < 2; i++) {
 		make(&hit, gp, g, move);

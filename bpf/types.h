@@ -198,6 +198,8 @@ struct target_stats {
 	__u64 transitions[STATE_COUNT * STATE_COUNT]; /* [from * STATE_COUNT + to] */
 	struct histogram sched_latency[CAUSE_COUNT];
 	struct histogram wait[REASON_COUNT];
+	__u64 kernel_ns;             /* of all in sched_latency: the thread was runnable and not running */
+	__u64 undivided_ns;          /* not known: nothing is known of the thread */
 	__u64 partial_ns[STATE_COUNT]; /* time in intervals that are in no histogram: all of running and syscall */
 	__u64 partial_wait_ns[REASON_COUNT]; /* of waiting that began before the window */
 	__u64 partial_waits[REASON_COUNT];

@@ -23,7 +23,7 @@ static __always_inline __u64 overlap(__u64 begin, __u64 end, __u64 other_begin, 
 	return end > begin ? end - begin : 0;
 }
 
-/* The wait [begin, end], divided. `stopped`: the last time that the world was stopped, 0 if that is not known. */
+/* The wait [begin, end], divided. `stopped`: the last time that the world was stopped; of no length if it is not known. */
 static __always_inline struct wait_parts divide(__u64 begin, __u64 end, struct wait stopped)
 {
 	__u32 tid = bpf_get_current_pid_tgid();

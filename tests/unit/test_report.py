@@ -22,6 +22,7 @@ from schedtrace.window import (
     StateTime,
     Target,
     Throttling,
+    WaitParts,
     Window,
 )
 
@@ -304,9 +305,7 @@ def sampled(window: Window) -> Window:
         sched_latency={"channel": CHANNEL, "network": NETWORK},
         no_wait=7,
         stop_the_world={"stopping_gc": Histogram(), "stopped_gc": RUN_QUEUE},
-        kernel_ns=10_000_000,
-        stopped_ns=1_000_000,
-        undivided_ns=150_000,
+        parts=WaitParts(19_150_000, 10_000_000, 1_000_000, 150_000),
     )
     target = replace(window.target, level="sampled", mode="record")
     return replace(
@@ -328,13 +327,13 @@ def test_the_summary_of_samples(sampled: Window) -> None:
         "  all        2,046  6.0 µs  7.6 µs  8.0 µs  3.69 ms  9.36 µs",
     ]
     assert "every eighth time" in " ".join(text.split())
-    parts = lines.index("What they waited for  of all time that the sample's goroutines waited")
+    parts = lines.index("What they waited for  of all time that the sample's goroutines waited to run")
     assert lines[parts + 1 : parts + 6] == [
         "  share  what                                                      time",
         "   42 %  for another goroutine to stop running (Go's queues)    8.00 ms",
         "   52 %  for the kernel to run the thread that was to run them  10.0 ms",
         "  5.2 %  for the world to be started again                      1.00 ms",
-        " 0.78 %  not known which                                         150 µs",
+        "  0.8 %  not known which                                         150 µs",
     ]
     stops = lines.index("Stops of the world  all; until the last has stopped, and until all run again")
     assert lines[stops + 2].split()[:4] == ["stopped", "for", "GC", "405"]
@@ -347,11 +346,11 @@ def test_the_summary_of_samples(sampled: Window) -> None:
 
 
 def test_the_summary_of_no_samples(sampled: Window) -> None:
-    text = printed(replace(sampled, samples=Samples({}, 0, {}, 0, 0, 0)))
+    text = printed(replace(sampled, samples=Samples({}, 0, {}, WaitParts(0, 0, 0, 0))))
     assert "none of the sample ran in this time" in text
     assert "What they waited for" not in text
     assert "Stops of the world" not in text
-    text = printed(replace(sampled, samples=Samples({}, 0, {"stopped_gc": Histogram()}, 0, 0, 0)))
+    text = printed(replace(sampled, samples=Samples({}, 0, {"stopped_gc": Histogram()}, WaitParts(0, 0, 0, 0))))
     assert re.search(r"Stops of the world.*\n  none\n", text)
 
 
@@ -364,7 +363,7 @@ def test_interval_lines_of_samples(sampled: Window) -> None:
 def test_the_json_of_samples(sampled: Window) -> None:
     result = window_json(sampled)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    for key in ("transitions", "sched_latency", "wait", "states", "top", "goroutines"):
+    for key in ("transitions", "sched_latency", "sched_delay_seconds", "wait", "states", "top", "goroutines"):
         assert result[key] is None
     samples = result["samples"]
     assert samples["sched_latency"]["count"] == 2046
