@@ -17,13 +17,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Self
 
 from schedtrace import abi, tracefs, uprobe_multi, uprobe_pmu
-from schedtrace.bpf_text import FOLDER, OPTIONAL_PROGRAMS, RECORD, source_text
+from schedtrace.bpf_text import FOLDER, OPTIONAL_PROGRAMS, source_text
 from schedtrace.errors import AttachFailed, NodeUnsupported
 from schedtrace.guards import explained, uninterrupted
 from schedtrace.probe_keeper import Held, KeptWindow, ProbeKeeper, Way
@@ -52,7 +51,7 @@ class Snapshot:
     ``stats``: numpy record of :class:`abi.TargetStats`, summed over CPUs (maxima are maxima).
     ``functions``: start_pc -> record of :class:`abi.Totals`, goroutines that have ended.
     ``goroutines``: array of :class:`abi.Goroutine` records, those that live.
-    ``samples``: numpy record of :class:`abi.SampleStats`, summed as ``stats``; None without that level's program.
+    ``samples``: numpy record of :class:`abi.SampleStats`, summed as ``stats``; None unless it was watched so.
     """
 
     time_ns: int
@@ -186,7 +185,7 @@ class Session:
         self._watched: dict[int, tuple[int, int]] = {}  # PID -> window, since when in ns
         self._attachments: list[Attachment] = []
         self._programs: dict[tuple[str, bool], int] = {}
-        self._samples = RECORD in programs
+        self._sampled: set[int] = set()  # PIDs
         self._free_slots = list(range(self._sizes.targets))[::-1]
         self._free_windows = list(range(1, self._sizes.targets + 1))[::-1]
         self._foreign_before = 0
@@ -350,8 +349,8 @@ class Session:
         self._targets[pid] = target.slot
         self._watched[pid] = (target.window, began_ns)
         if sampler:
-            samplers = self._table("samplers")
-            samplers[samplers.Key(pid)] = samplers.Leaf.from_buffer_copy(bytes(sampler))
+            self._maps.put("samplers", pid, sampler)
+            self._sampled.add(pid)
         table[table.Key(pid)] = table.Leaf.from_buffer_copy(bytes(target))
         # Until now the target's own hits counted as those of a process nobody asked about.
         self._foreign_before, self._foreign_after = self._foreign_hits(), None
@@ -372,11 +371,10 @@ class Session:
         self._unwatch([pid])
 
     def _unwatch(self, pids: Sequence[int]) -> None:
-        for name in ("targets", *(["samplers"] if self._samples else [])):
-            table = self._table(name)
-            for pid in pids:
-                with suppress(KeyError):
-                    del table[table.Key(pid)]
+        for pid in pids:
+            self._maps.delete_key("targets", pid)
+            if pid in self._sampled:
+                self._maps.delete_key("samplers", pid)
 
     def snapshot(self, pid: int) -> Snapshot:
         """Read what was counted for ``pid`` since :meth:`watch`. Reads maps only; nothing is cleared."""
@@ -388,10 +386,10 @@ class Session:
         foreign = self._foreign_hits() if self._foreign_after is None else self._foreign_after
         own = values[keys["tgid"] == pid]
         counted = foreign - self._foreign_before
-        return Snapshot(now_ns, self._maps.stats(slot), ended, own, counted, samples=self._samples_of(slot))
+        return Snapshot(now_ns, self._maps.stats(slot), ended, own, counted, samples=self._samples_of(pid))
 
-    def _samples_of(self, slot: int) -> Any:
-        return self._maps.stats(slot, "samples") if self._samples else None
+    def _samples_of(self, pid: int) -> Any:
+        return self._maps.stats(self._targets[pid], "samples") if pid in self._sampled else None
 
     def snapshots(self) -> dict[int, Snapshot]:
         """A snapshot of every target, without functions: one look at the goroutines for all."""
@@ -411,7 +409,7 @@ class Session:
             window, since_ns = self._watched[pid]
             time_ns = max(min(now_ns, ends[window]), since_ns)
             stats = self._maps.stats(self._targets[pid])
-            samples = self._samples_of(self._targets[pid])
+            samples = self._samples_of(pid)
             found[pid] = Snapshot(time_ns, stats, {}, own.get(pid, none), 0, time_ns - since_ns, samples)
         return found
 
@@ -423,6 +421,9 @@ class Session:
         keys, values = self._goroutines()
         snapshots = self._snapshots(pids, now_ns, keys, values)
         self._maps.delete_of("goroutines", keys, keys["tgid"], pids)
+        for pid in self._sampled.intersection(pids):
+            self._maps.zero_stats(self._targets[pid], "samples")
+        self._sampled.difference_update(pids)
         slots = [self._targets.pop(pid) for pid in pids]
         for pid in pids:
             del self._watched[pid]
@@ -430,8 +431,6 @@ class Session:
         self._maps.delete_of("functions", keys, keys["slot"], slots)
         for slot in slots:
             self._maps.zero_stats(slot)
-            if self._samples:
-                self._maps.zero_stats(slot, "samples")
         self._free_slots += slots
         return snapshots
 

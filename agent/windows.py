@@ -170,6 +170,8 @@ class Windows:
         if not self._session.room:
             return
         with suppress(SchedtraceError):
-            record = target.record_of(member.probed.plan, member.process.load_bias())
-            window = member.probed.window
-            self._session.watch(member.process.pid, record, window, hits_limit, time_before=False)
+            plan, bias = member.probed.plan, member.process.load_bias()
+            record, sampler, window = target.record_of(plan, bias), target.sampler_of(plan, bias), member.probed.window
+            self._session.watch(
+                member.process.pid, record, window, hits_limit, sampler=sampler, time_before=False
+            )

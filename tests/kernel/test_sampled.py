@@ -7,6 +7,7 @@ of each of our bounds it is known how many times were certainly below, and how m
 
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -166,6 +167,51 @@ def test_compiled_with_a_profile() -> None:
     profile = pgo.scheduler_profile("1.24")
     program = toolchains.build("1.24", GOLANG / "introspect", out_name="introspect-pgo", pgo=profile)
     check(observe(program))
+
+
+# In a window
+
+
+def opened(made: Session, process: Process, plan: ProbePlan, seconds: float, hits: int) -> session.Window:
+    executable_fd = process.open_executable()
+    try:
+        window = made.open_window(executable_fd, target.sites_of(plan), int(seconds * 1e9))
+    finally:
+        os.close(executable_fd)
+    bias = process.load_bias()
+    record, sampler = target.record_of(plan, bias), target.sampler_of(plan, bias)
+    made.watch(process.pid, record, window, hits, sampler=sampler, time_before=False)
+    return window
+
+
+def test_windows() -> None:
+    """One probe for a while, as with the full level's; and nothing of one window in the next."""
+    plan = make_plan(str(binary("mixed"))).at_sampled_level()
+    with (
+        Workload(binary("mixed"), "-duration", "60s", "-gc") as workload,
+        open_process(workload.pid) as process,
+        Session(Compilation(Sizes(targets=2)), target.programs_of(plan)) as made,
+    ):
+        workload.go()
+        counted = []
+        for seconds, limit in ((0.3, 10**9), (0.3, 10**9), (30.0, 500)):
+            window = opened(made, process, plan, seconds, limit)
+            deadline = time.monotonic() + 10
+            while window.number in made.probed_windows():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert (made.end_of(window) < window.until_ns) == (limit == 500)
+            snapshot = made.retire([process.pid])[process.pid]
+            made.free_window(window)
+            samples = join.samples(snapshot.samples, target.stops_of(plan))
+            hits = int(snapshot.stats["hits"].sum())
+            stops = sum(histogram.count for histogram in samples.stop_the_world.values())
+            # Hits between the window's end and that of the breakpoint are hits and count for nothing.
+            assert hits - 2_000 <= samples.sched_latency_total.count + samples.no_wait + stops <= hits
+            counted.append(samples.sched_latency_total.count)
+    assert min(counted[:2]) > 1_000
+    assert max(counted[:2]) < 5 * min(counted[:2])
+    assert 300 < counted[2] < 500 + 16 * (os.cpu_count() or 1)
 
 
 # Beside the full level

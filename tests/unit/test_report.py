@@ -298,6 +298,25 @@ def test_the_live_view_stands_for_itself_in_24_lines(window: Window) -> None:
     assert shown[24] == "Who waited to run most  by the function the goroutine began with"
 
 
+def test_what_waits_were_for(window: Window) -> None:
+    text = printed(replace(window, wait_parts=WaitParts(20_000_000, 5_000_000, None, 1_000_000)))
+    lines = text.split("\n")
+    start = lines.index("What they waited for  of all time that goroutines waited to run")
+    assert [line.split("  ")[1:3] for line in lines[start + 2 : start + 5]] == [
+        [" 70 %", "in Go's queues, or while the world was stopped"],
+        [" 25 %", "for the kernel to run the thread that was to run them"],
+        ["5.0 %", "not known which"],
+    ]
+    result = window_json(replace(window, wait_parts=WaitParts(20_000_000, 5_000_000, None, 1_000_000)))
+    assert result["sched_delay_seconds"] == {
+        "go_queue": 0.014,
+        "kernel_run_queue": 0.005,
+        "stop_the_world": None,
+        "unknown": 0.001,
+    }
+    assert window_json(window)["sched_delay_seconds"] is None
+
+
 @pytest.fixture
 def sampled(window: Window) -> Window:
     """The same at the sampled level."""
