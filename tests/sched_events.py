@@ -1,10 +1,10 @@
-"""What threads and goroutines of one program do, as the kernel's own tracing (tracefs) writes it down event by event: an
-account that has nothing in common with BPF programs that count.
+"""What threads and goroutines of one program do, as the kernel's own tracing (tracefs) writes it down event by event:
+an account that has nothing in common with BPF programs that count.
 
-The kernel's ring buffers keep sched_switch and sched_wakeup of all threads that carry the program's name, and what passes
-runtime.casgstatus, with the thread that does. Which goroutine runs on a thread follows from the latter: nothing is read
-from the runtime's memory. From Go 1.26 system calls don't pass there, and goroutines stopped for a scan of their stacks
-never do, so that their functions are watched as well.
+The kernel's ring buffers keep sched_switch and sched_wakeup of all threads that carry the program's name, and what
+passes runtime.casgstatus, with the thread that does. Which goroutine runs on a thread follows from the latter: nothing
+is read from the runtime's memory. From Go 1.26 system calls don't pass there, and goroutines stopped for a scan of
+their stacks never do, so that their functions are watched as well.
 """
 
 import os
@@ -21,10 +21,10 @@ from tools import toolchains
 
 _TRACING = Path("/sys/kernel/tracing")
 _BUFFER_KB = 65536
-_LINE = re.compile(r"^\s*.+?-(\d+)\s+\[\d+\] \S+ +(\d+)\.(\d{6}): (\w+): (.*)$")
+_LINE = re.compile(r"\s*.+?-(\d+)\s+\[\d+\] \S+ +(\d+)\.(\d{6}): (\w+): (.*)", re.DOTALL)
 _FIELD = re.compile(r"(\w+)=(\S+)")
 _RUNNABLE, _RUNNING, _WAITING, _COPYSTACK = 1, 2, 4, 8
-_MICROSECOND = 1000
+_TRAP_NS = 6_000
 
 
 @dataclass
@@ -32,6 +32,9 @@ class OffCpu:
     """Time in ns, and number of intervals, that goroutines ran for Go and their threads were off the CPU, by why."""
 
     ns: Counter[str] = field(default_factory=Counter)
+    uncertain_ns: int = 0
+    """Preempted right behind a probe: it sits before the change of status, so that this has perhaps not been made yet,
+    and the kernel gladly preempts at the end of a trap."""
     times: Counter[str] = field(default_factory=Counter)
 
     def add(self, reason: str, ns: int) -> None:
@@ -70,8 +73,9 @@ class _CpuWaits:
 @dataclass
 class _Thread:
     goroutine: int = 0
+    changed_ns: int = 0
+    """When it passed a probe last."""
     running: bool = False
-    parked_ns: int = 0
     off_since_ns: int = 0
     woken_ns: int = 0
     blocked: bool = False
@@ -133,8 +137,12 @@ class SchedEvents:
 
     def _events(self) -> Iterator[tuple[int, int, str, dict[str, str]]]:
         with (self._instance / "trace").open() as file:
-            for line in file:
-                match = _LINE.match(line)
+            whole = ""
+            for line in [*file, ""]:
+                if line and not _LINE.match(line):
+                    whole += line  # somebody's name has a line break in it
+                    continue
+                match, whole = _LINE.match(whole), line
                 if match:
                     tid, seconds, fraction, event, rest = match.groups()
                     yield int(tid), (int(seconds) * 1_000_000 + int(fraction)) * 1000, event, dict(_FIELD.findall(rest))
@@ -144,6 +152,8 @@ def _take(
     account: OffCpu, threads: dict[int, _Thread], tid: int, ns: int, event: str, fields: dict[str, str]
 ) -> None:
     thread = threads.setdefault(tid, _Thread())
+    if not event.startswith("sched_"):
+        thread.changed_ns = ns
     if event == "status":
         _status(account, thread, int(fields["g"], 16), int(fields["old"], 0), int(fields["new"], 0))
     elif event in ("enter", "stop"):
@@ -167,8 +177,11 @@ def _back(account: OffCpu, thread: _Thread, ns: int) -> None:
     if thread.blocked:
         woken_ns = thread.woken_ns or ns
         parts = [("blocked", woken_ns - thread.off_since_ns), ("woken", ns - woken_ns)]
+    uncertain = not thread.blocked and thread.off_since_ns - thread.changed_ns <= _TRAP_NS
     thread.off_since_ns = 0
-    if thread.running:
+    if uncertain:
+        account.uncertain_ns += parts[0][1]
+    elif thread.running:
         for part in parts:
             account.add(*part)
     elif thread.goroutine:

@@ -1,10 +1,11 @@
 """The threads of a process watched without any probe in it, as the agent does all the time."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from schedtrace import join, target
+from schedtrace import abi, join, target
 from schedtrace.join import ThreadCounts
 from schedtrace.plan import FunctionNames, make_plan
 from schedtrace.procfs import Process, open_process
@@ -33,14 +34,21 @@ class Threads:
 
 
 @contextmanager
-def watched_threads(pid: int) -> Iterator[Threads]:
-    """Watch the threads of ``pid``, whose executable is a Go program's."""
-    with open_process(pid) as process, Session(Compilation(), ()) as session:
-        plan, runtime = make_plan(process.exe_path), make_runtime_plan(process.exe_path)
-        names, bias = FunctionNames(process.exe_path), process.load_bias()
+def watched_threads(
+    pid: int, change: Callable[[abi.Process, Threads], None] = lambda _record, _threads: None
+) -> Iterator[Threads]:
+    """Watch the threads of ``pid``, whose executable is a Go program's. ``change`` may spoil what is known of it."""
+    with ExitStack() as stack:
+        process = stack.enter_context(open_process(pid))
+        executable_fd = process.open_executable()
+        stack.callback(os.close, executable_fd)
+        session = stack.enter_context(Session(Compilation(), ()))
+        path = f"/proc/self/fd/{executable_fd}"
+        plan, runtime = make_plan(path), make_runtime_plan(path)
+        names, bias = FunctionNames(path), process.load_bias()
+        stack.callback(names.close)
         record = target.process_of(process, runtime, target.reasons_of(plan), bias, by_function=True)
+        threads = Threads(session, process, runtime, names, bias)
+        change(record, threads)
         session.threads.watch(pid, record)
-        try:
-            yield Threads(session, process, runtime, names, bias)
-        finally:
-            names.close()
+        yield threads

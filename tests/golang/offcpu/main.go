@@ -30,7 +30,8 @@ var (
 	sink   []byte
 )
 
-func compute(beat chan int) {
+func compute(beat chan int, wait *sync.WaitGroup) {
+	defer wait.Done()
 	x := uint64(88172645463325252)
 	for time.Now().Before(until) {
 		for i := 0; i < 300000; i++ {
@@ -49,7 +50,8 @@ func compute(beat chan int) {
 	}
 }
 
-func allocate() {
+func allocate(wait *sync.WaitGroup) {
+	defer wait.Done()
 	var kept [64][]byte
 	for n := 0; time.Now().Before(until); n++ {
 		kept[n%len(kept)] = make([]byte, 64<<10)
@@ -57,7 +59,8 @@ func allocate() {
 	sink = kept[0]
 }
 
-func raw(sleep time.Duration) {
+func raw(sleep time.Duration, wait *sync.WaitGroup) {
+	defer wait.Done()
 	spec := syscall.NsecToTimespec(int64(sleep))
 	for time.Now().Before(until) {
 		syscall.RawSyscall(syscall.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&spec)), 0, 0)
@@ -66,7 +69,8 @@ func raw(sleep time.Duration) {
 	}
 }
 
-func fault(file *os.File) {
+func fault(file *os.File, wait *sync.WaitGroup) {
+	defer wait.Done()
 	content, err := syscall.Mmap(int(file.Fd()), 0, pages*pageSize, syscall.PROT_READ, syscall.MAP_SHARED)
 	if err != nil {
 		protocol.Fail(err)
@@ -114,20 +118,20 @@ func main() {
 	protocol.Ready(nil)
 	until = time.Now().Add(*duration)
 	var wait sync.WaitGroup
-	start := func(n int, work func()) {
-		for i := 0; i < n; i++ {
-			wait.Add(1)
-			go func() {
-				defer wait.Done()
-				work()
-			}()
-		}
-	}
+	wait.Add(*computing + *allocating + *sleeping + *faulting)
 	beat := make(chan int, 1)
-	start(*computing, func() { compute(beat) })
-	start(*allocating, allocate)
-	start(*sleeping, func() { raw(*sleep) })
-	start(*faulting, func() { fault(file) })
+	for i := 0; i < *computing; i++ {
+		go compute(beat, &wait)
+	}
+	for i := 0; i < *allocating; i++ {
+		go allocate(&wait)
+	}
+	for i := 0; i < *sleeping; i++ {
+		go raw(*sleep, &wait)
+	}
+	for i := 0; i < *faulting; i++ {
+		go fault(file, &wait)
+	}
 	wait.Wait()
 	runtime.GC() // what is left of a collection that has begun is not left to the background
 	protocol.Done(protocol.Facts{"raws": atomic.LoadInt64(&raws), "faults": atomic.LoadInt64(&faults)})
