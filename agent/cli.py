@@ -79,7 +79,7 @@ def schedtrace() -> None:
         ("attach 1234 --duration 10", "for ten seconds, then the summary"),
         ("attach 1234 --duration 10 --json", "the same for a program to read"),
         ("attach 1234 --syscalls", "also time in system calls (costs two more hits a call)"),
-        ("attach 1234 --level sampled", "only the runtime's own samples, at a tenth of the cost"),
+        ("attach 1234 --level sampled", "only what the runtime itself samples: far cheaper"),
     ],
 )
 @click.argument("pid", type=click.IntRange(min=1))
