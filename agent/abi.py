@@ -14,7 +14,7 @@ REASON_COUNT = 64
 REASON_UNKNOWN = 63
 OFFSET_UNKNOWN = 0xFFFF
 SITE_LIMIT = 32
-STOP_LIMIT = 48
+STOP_LIMIT = 32
 HITS_BATCH = 16
 WAITS_KEPT = 4
 NO_LIMIT = 0xFFFFFFFFFFFFFFFF
@@ -244,11 +244,14 @@ class Sampler(ctypes.Structure):
         ("histograms", ctypes.c_uint64 * Duration.COUNT),
         ("stops", ctypes.c_uint64 * STOP_LIMIT),
         ("places", ctypes.c_uint8 * STOP_LIMIT),
+        ("mcall", ctypes.c_uint64),
         ("stopped", Wait),
         ("g_m", ctypes.c_uint16),
         ("m_curg", ctypes.c_uint16),
         ("g_status", ctypes.c_uint16),
         ("g_pc", ctypes.c_uint16),
+        ("other_place", ctypes.c_uint8),
+        ("padding", ctypes.c_uint8 * 7),
     )
 
 

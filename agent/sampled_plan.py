@@ -42,8 +42,8 @@ _PLACES: Mapping[str, StopPlace] = {
     "preemptPark": StopPlace.PREEMPT,
     "asyncPreempt2.func1": StopPlace.PREEMPT,
 }
-# Who comes here runs on by other ways, or never again.
-_NO_STOPS = frozenset({"goexit0", "recovery", "coroswitch_m"})
+# Who comes here runs on by other ways, or never again. (After coroswitch_m also, but for where its swap fails.)
+_NO_STOPS = frozenset({"goexit0", "recovery"})
 _NEEDED = ("g.m", "m.curg", "g.atomicstatus", "g.sched.pc", "g.startpc", "g.waitreason", "timeHistogram.overflow")
 
 
@@ -51,12 +51,15 @@ _NEEDED = ("g.m", "m.curg", "g.atomicstatus", "g.sched.pc", "g.startpc", "g.wait
 class SampledPlan:
     """``function`` and ``site``: where the probe goes. ``histograms``: addresses of the runtime's histograms, as
     linked, by which duration they hold. ``stops``: the addresses at which goroutines go on, as linked, and what stopped
-    them there; more frequent ones first. ``unseen``: what even this level can't see in this binary."""
+    them there; more frequent ones first. ``other_place``: what stopped them behind calls of mcall, at ``mcall_vaddr``,
+    that are not among these. ``unseen``: what even this level can't see in this binary."""
 
     function: str
     site: Site
     histograms: Mapping[Duration, int]
     stops: tuple[tuple[int, StopPlace], ...]
+    mcall_vaddr: int
+    other_place: StopPlace
     unseen: tuple[str, ...]
 
 
@@ -83,12 +86,20 @@ def make_sampled_plan(
         unseen.append("stops of the world that are not the collector's")
     elif not any(field != TIME_TO_RUN for field in data.histograms):
         unseen.append("stops of the world")
-    stops = _places(find_stops(binary, table))
-    if len(stops) > STOP_LIMIT:
-        unseen.append(f"causes of wakes: goroutines stop at {len(stops)} places, more than {STOP_LIMIT}")
-        stops = []
-    histograms = {DURATIONS[field]: vaddr for field, vaddr in data.histograms.items() if field in sound}
-    return SampledPlan(record.name, site, histograms, tuple(stops), tuple(unseen))
+    mcall, all_stops = find_stops(binary, table)
+    stops = _places(all_stops)
+    if not any(place is StopPlace.PARK for _, place in stops):
+        raise NotTraceable(f"{binary.path}: its code doesn't show where goroutines park")
+    others = {place for _, place in stops[STOP_LIMIT:]}
+    return SampledPlan(
+        function=record.name,
+        site=site,
+        histograms={DURATIONS[field]: vaddr for field, vaddr in data.histograms.items() if field in sound},
+        stops=tuple(stops[:STOP_LIMIT]),
+        mcall_vaddr=mcall.vaddr,
+        other_place=StopPlace.YIELD if others == {StopPlace.YIELD} else StopPlace.UNKNOWN,
+        unseen=tuple(unseen),
+    )
 
 
 def _runners(writes: StatusWrites) -> list[Function]:
@@ -106,4 +117,6 @@ def _places(stops: tuple[Stop, ...]) -> list[tuple[int, StopPlace]]:
     """Those at which goroutines come to wait for being run again."""
     named = [(stop.vaddr, stop.function.removeprefix("runtime.")) for stop in stops]
     found = [(vaddr, _PLACES.get(name, StopPlace.UNKNOWN)) for vaddr, name in named if name not in _NO_STOPS]
-    return sorted(found, key=lambda place: (place[1] is not StopPlace.PARK, place[0]))
+    # Gosched is copied into whatever calls it, of any package, so that these may be many: they come last.
+    order = (StopPlace.PARK, StopPlace.SYSCALL, StopPlace.PREEMPT, StopPlace.UNKNOWN, StopPlace.YIELD)
+    return sorted(found, key=lambda place: (order.index(place[1]), place[0]))

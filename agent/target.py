@@ -66,6 +66,8 @@ def sampler_of(plan: ProbePlan, load_bias: int) -> abi.Sampler | None:
         m_curg=layout.offsets["m.curg"],
         g_status=layout.offsets["g.atomicstatus"],
         g_pc=layout.offsets["g.sched.pc"],
+        mcall=load_bias + sampled.mcall_vaddr,
+        other_place=sampled.other_place,
     )
     for duration, vaddr in sampled.histograms.items():
         sampler.histograms[duration] = load_bias + vaddr

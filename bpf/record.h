@@ -5,8 +5,8 @@
  *
  * A sample comes from casgstatus, called by execute, on g0 of the thread that is about to run the goroutine: that one is
  * m.curg, and its status is changed already. How it had come to stop still shows: gogo, which is still to come, starts it at
- * g.sched.pc. That lies behind a call of mcall, or is its start function, or it lies behind the check of a stack: all
- * calls of mcall are known, so that any other place is one of those.
+ * g.sched.pc. That is its start function, or lies behind a call of mcall, or else behind the check of a stack. What calls
+ * of mcall are for is known of all of them.
  *
  * Samples of 0 ns are of what is no wait to run: system calls (up to Go 1.25), a stack that grew, a goroutine that ran
  * on the system stack and was called waiting meanwhile.
@@ -24,7 +24,19 @@ struct sample_stats_bytes {
 BPF_HASH(samplers, __u32, struct sampler, MAX_TARGETS);
 BPF_PERCPU_ARRAY(samples, struct sample_stats_bytes, MAX_TARGETS);
 
-static __always_inline __u32 place_of(struct sampler *sampler, __u64 pc)
+/* Behind a call of mcall that is not listed: user code into which the compiler copied Gosched, mostly. */
+static __always_inline __u32 unlisted_place(struct hit *hit, struct sampler *sampler, __u64 pc)
+{
+	__u8 call[CALL_SIZE] = {};
+
+	if (read_user(call, sizeof(call), (void *)(pc - CALL_SIZE))) {
+		lost(hit->stats, LOST_UNREADABLE);
+		return PLACE_UNKNOWN;
+	}
+	return IS_CALL(call) && CALLED(call, pc) == sampler->mcall ? sampler->other_place : PLACE_PREEMPT;
+}
+
+static __always_inline __u32 place_of(struct hit *hit, struct sampler *sampler, __u64 pc)
 {
 	for (__u32 i = 0; i < STOP_LIMIT; i++) {
 		if (sampler->stops[i] == pc)
@@ -32,7 +44,7 @@ static __always_inline __u32 place_of(struct sampler *sampler, __u64 pc)
 		if (!sampler->stops[i])
 			break;
 	}
-	return PLACE_PREEMPT;
+	return unlisted_place(hit, sampler, pc);
 }
 
 /* The goroutine that is about to run on this thread, 0 if it does not show. `g`: the running g. */
@@ -55,7 +67,9 @@ static __always_inline __u32 cause_of_sample(struct hit *hit, struct sampler *sa
 	pc = read_word(hit, gp, sampler->g_pc);
 	if (!pc)
 		return CAUSE_UNKNOWN;
-	switch (place_of(sampler, pc)) {
+	if (pc == read_word(hit, gp, hit->target->g_startpc))
+		return CAUSE_NEW;
+	switch (place_of(hit, sampler, pc)) {
 	case PLACE_PARK:
 		return hit->target->cause_of_reason[read_reason(hit, gp) & (REASON_COUNT - 1)];
 	case PLACE_YIELD: /* as level full has it: see give_up_processor */
@@ -63,7 +77,7 @@ static __always_inline __u32 cause_of_sample(struct hit *hit, struct sampler *sa
 	case PLACE_SYSCALL:
 		return CAUSE_SYSCALL;
 	case PLACE_PREEMPT:
-		return pc == read_word(hit, gp, hit->target->g_startpc) ? CAUSE_NEW : CAUSE_PREEMPTED;
+		return CAUSE_PREEMPTED;
 	}
 	return CAUSE_UNKNOWN;
 }

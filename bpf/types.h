@@ -115,7 +115,7 @@ enum off_cpu {
 #define REASON_UNKNOWN 63    /* not read: the layout is not known, or the read failed */
 #define OFFSET_UNKNOWN 0xffff
 #define SITE_LIMIT 32        /* probes of one target, and a last place that stays empty, for addresses not known */
-#define STOP_LIMIT 48        /* places where goroutines of one target stop; 16 without profile-guided optimisation */
+#define STOP_LIMIT 32        /* places where goroutines of one target stop; the runtime alone has 16 */
 #define HITS_BATCH 16        /* see target.hits: a limit is overshot by at most so many a CPU and site, less one */
 #define NO_LIMIT 0xffffffffffffffffULL
 #define WAITS_KEPT 4         /* waits of a thread for a CPU, the last ones */
@@ -219,11 +219,14 @@ struct sampler {
 	__u64 histograms[DURATION_COUNT]; /* run-time addresses; 0: the runtime has none */
 	__u64 stops[STOP_LIMIT];     /* run-time addresses at which goroutines go on, most frequent first; 0 ends the list */
 	__u8 places[STOP_LIMIT];     /* enum stop_place of each */
+	__u64 mcall;                 /* run-time address of that function */
 	struct wait stopped;         /* the world, the last time; end_ns is NO_LIMIT until all run again */
 	__u16 g_m;                   /* byte offsets */
 	__u16 m_curg;
 	__u16 g_status;
 	__u16 g_pc;                  /* of g.sched.pc */
+	__u8 other_place;            /* enum stop_place behind all calls of mcall that are not listed */
+	__u8 padding[7];
 };
 
 /* samples[slot], per CPU: monotonic, as stats. */

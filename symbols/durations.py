@@ -78,9 +78,9 @@ def find_record(
     return record, frozenset({TIME_TO_RUN, *sound})
 
 
-def find_stops(binary: Binary, table: Pclntab) -> tuple[Stop, ...]:
-    """All places where goroutines stop by mcall, in order of address. Raises NotTraceable if there is no such function,
-    or absurdly many calls of it."""
+def find_stops(binary: Binary, table: Pclntab) -> tuple[Function, tuple[Stop, ...]]:
+    """mcall, and all places where goroutines stop by it, in order of address. Raises NotTraceable if there is no such
+    function, or more calls of it than can be looked at."""
     mcall = table.functions_named([_MCALL]).get(_MCALL)
     if mcall is None:
         raise NotTraceable(f"{binary.path}: no function {_MCALL} in it: a Go runtime that is not known")
@@ -90,10 +90,10 @@ def find_stops(binary: Binary, table: Pclntab) -> tuple[Stop, ...]:
             continue
         for vaddr in calls_in(binary, segment.vaddr, segment.vaddr + segment.file_size, mcall.vaddr):
             if len(found) == _MOST_CALLS:
-                raise NotTraceable(f"{binary.path}: damaged: code that no compiler makes")
+                raise NotTraceable(f"{binary.path}: goroutines stop at more than {_MOST_CALLS} places")
             if (function := table.function_at(vaddr)) and (stop := _stop(binary, table, function, vaddr)):
                 found.append(stop)
-    return tuple(found)
+    return mcall, tuple(found)
 
 
 def _names(binary: Binary, function: Function, vaddr: int, size: int) -> list[DataOperand]:

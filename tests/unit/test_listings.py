@@ -25,6 +25,8 @@ SAMPLED = SampledPlan(
     Site(3, 0x416A23, 0x16A23, "jl 0x416a4a", emulated=True),
     {Duration.RUN: 0x544E28, Duration.STOPPED_GC: 0x545D68},
     ((0x47751D, StopPlace.PARK), (0x44E2BB, StopPlace.YIELD)),
+    0x47AD20,
+    StopPlace.UNKNOWN,
     ("some stops of the world",),
 )
 

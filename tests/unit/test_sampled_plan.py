@@ -2,6 +2,7 @@
 possible. Disassemblers and symbol tables that the project has no part in are the oracle."""
 
 import re
+import subprocess
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from schedtrace import target
-from schedtrace.abi import Duration, ProbeKind, StopPlace
+from schedtrace.abi import STOP_LIMIT, Duration, ProbeKind, StopPlace
 from schedtrace.errors import NotTraceable
 from schedtrace.plan import ProbePlan, make_plan
 from schedtrace.sampled_plan import DURATIONS, SampledPlan
@@ -20,8 +21,9 @@ from schedtrace.symbols.pclntab import Pclntab
 from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL
 from tests.unit.disassembly import Line, callee, disassembly
 from tests.unit.forms import MATRIX, VERSIONS, built, without_sections
-from tools import pgo
+from tools import pgo, toolchains
 
+BPF = Path(__file__).parents[2] / "bpf"
 RECORD = "(*timeHistogram).record"
 SAMPLED = tuple(version for version in VERSIONS if version != "1.19")
 # Which functions stop their goroutine by mcall -> what that is.
@@ -79,6 +81,7 @@ def test_plan_of_every_version_and_form(form: str, version: str) -> None:
     assert (kinds[StopPlace.PARK], kinds[StopPlace.SYSCALL]) == (1, 1)
     assert kinds[StopPlace.PREEMPT] == (1 if minor >= 26 else 2)
     assert kinds[StopPlace.UNKNOWN] == 2  # both of debugCallWrap's
+    assert found.other_place is StopPlace.UNKNOWN
     assert len({vaddr for vaddr, _ in found.stops}) == len(found.stops)
 
 
@@ -100,6 +103,7 @@ def test_site_and_addresses(form: str, version: str) -> None:
         if duration in found.histograms and field in plan.layout.offsets:
             base = symbols["runtime.memstats" if field.startswith("mstats") else "runtime.sched"]
             assert found.histograms[duration] == base + plan.layout.offsets[field]
+    assert found.mcall_vaddr == symbols["runtime.mcall"]
 
 
 @pytest.mark.parametrize("form", ["plain", "arm64"])
@@ -116,6 +120,52 @@ def test_where_goroutines_stop(form: str, version: str) -> None:
         elif behind and name not in NEVER_BACK:
             expected.update(dict.fromkeys(behind, STOPPED_IN[name]))
     assert dict(found.stops) == expected
+
+
+def called_by_goabi(found: SampledPlan, path: Path, arch: str, folder: Path) -> list[str]:
+    """What bpf/goabi.h makes of the bytes before each stop, and before the address behind it: "mcall" or "no"."""
+    with Binary.open(path) as binary:
+        places = [vaddr + shift for vaddr, _ in found.stops for shift in (0, 4)]
+        rows = [(vaddr, ", ".join(map(str, binary.read(vaddr - 5, 5)))) for vaddr in places]
+    table = ",\n".join(f"{{ {vaddr}ULL, {{ {content} }} }}" for vaddr, content in rows)
+    (folder / "calls.c").write_text(
+        "#include <stdio.h>\n"
+        "typedef unsigned char __u8; typedef unsigned int __u32; typedef int __s32;\n"
+        "typedef long long __s64; typedef unsigned long long __u64;\n"
+        f"#undef __x86_64__\n#define {'__aarch64__' if arch == 'arm64' else '__x86_64__'} 1\n"
+        '#include "goabi.h"\n'
+        f"static struct {{ __u64 pc; __u8 bytes[5]; }} table[] = {{ {table} }};\n"
+        "int main(void)\n{\n"
+        "\tfor (unsigned i = 0; i < sizeof(table) / sizeof(*table); i++) {\n"
+        "\t\t__u8 *call = table[i].bytes + 5 - CALL_SIZE;\n"
+        f"\t\tputs(IS_CALL(call) && CALLED(call, table[i].pc) == {found.mcall_vaddr}ULL ? \"mcall\" : \"no\");\n"
+        "\t}\n}\n"
+    )
+    command = ["gcc", f"-I{BPF}", "calls.c", "-o", "calls"]
+    subprocess.run(command, cwd=folder, check=True, timeout=60)
+    return subprocess.run([folder / "calls"], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+
+@pytest.mark.parametrize("form", ["plain", "pie", "arm64", "arm64-pie"])
+def test_calls_as_the_program_reads_them(form: str, tmp_path: Path) -> None:
+    path = built(form, "1.27")
+    plan, found = sampled(path)
+    assert called_by_goabi(found, path, plan.arch, tmp_path) == ["mcall", "no"] * len(found.stops)
+
+
+def test_more_places_than_the_list_has(tmp_path: Path) -> None:
+    """Those that may be many are left out: yields."""
+    source = tmp_path / "yields"
+    source.mkdir()
+    calls = "\n".join(f"func f{n}() {{ for i := 0; i < {n}; i++ {{ runtime.Gosched() }} }}" for n in range(2, 60))
+    uses = "\n".join(f"f{n}()" for n in range(2, 60))
+    (source / "main.go").write_text(f'package main\nimport "runtime"\n{calls}\nfunc main() {{\n{uses}\n}}\n')
+    (source / "go.mod").write_text("module yields\ngo 1.21\n")
+    _, found = sampled(toolchains.build("1.22", source))  # which inlines Gosched
+    assert len(found.stops) == STOP_LIMIT
+    assert found.other_place is StopPlace.YIELD
+    kinds = Counter(place for _, place in found.stops)
+    assert (kinds[StopPlace.PARK], kinds[StopPlace.SYSCALL], kinds[StopPlace.PREEMPT]) == (1, 1, 2)
 
 
 def test_stripped_is_no_different(tmp_path: Path) -> None:
@@ -220,6 +270,7 @@ def test_the_record_of_a_process(form: str) -> None:
     assert list(sampler.histograms) == [bias + found.histograms[d] for d in sorted(found.histograms)]
     listed = [(stop - bias, place) for stop, place in zip(sampler.stops, sampler.places, strict=True) if stop]
     assert listed == list(found.stops)
+    assert (sampler.mcall - bias, sampler.other_place) == (found.mcall_vaddr, found.other_place)
     assert at_level.layout is not None
     offsets = at_level.layout.offsets
     assert (sampler.g_m, sampler.m_curg) == (offsets["g.m"], offsets["m.curg"])
