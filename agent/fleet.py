@@ -16,7 +16,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,7 @@ from schedtrace.procfs import Process, open_process, read_stat, running_pids
 from schedtrace.selection import Selection
 from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
 from schedtrace.session import Session, Snapshot
+from schedtrace.target import Bill
 from schedtrace.window import FULL_LEVEL
 from schedtrace.windows import Windows
 
@@ -63,6 +64,8 @@ class _Watched:
     cgroup_text: bytes
     membership: Membership
     labels: Labels | None
+    bill: Bill = field(default_factory=Bill)
+    """For what it is counted now."""
 
 
 class Fleet:
@@ -88,13 +91,13 @@ class Fleet:
         self._attachments = Attachments(session, confined=not selection.everything, windows=level != FULL_LEVEL)
         self._accounts = Accounts()
         self._passive = PassiveLevel(lambda pid, reason: events.info("passive", reason, pid=pid))
-        self._costs = target.measure_costs(session, "casgstatus", (True, False))
+        self._calibration = target.calibration(session, "casgstatus", (True, False))
         self._most = session.room
         self._watched: dict[int, _Watched] = {}
         self._governor, self._windows = governor, None
         if governor:
             on_failure = partial(self._fail, "attach_failed")
-            self._windows = Windows(session, self._attachments, governor, self._costs, self._watched, on_failure)
+            self._windows = Windows(session, self._attachments, governor, self._calibration, self._watched, on_failure)
         self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name
         self._lost = Counter[str]()
         self._failures = Counter[str]()
@@ -317,6 +320,8 @@ class Fleet:
 
     def _govern(self) -> None:
         """Take in what was counted in windows that have ended, and open others."""
+        if self._calibration and self._level == FULL_LEVEL and self._watched:
+            self._calibration.measure()
         if self._windows:
             with self._lock:
                 for pid, snapshot in self._windows.collect().items():
@@ -385,6 +390,7 @@ class Fleet:
         """What was counted of a process by BPF."""
         plan = watched.probed.plan
         counts = join.counts(snapshot, target.reasons_of(plan), None)
+        watched.bill.add(plan, counts.hits, target.costs_of(self._calibration))
         state_ns = Counter[str]()
         for time in counts.states:
             state_ns[time.state] += time.time_ns
@@ -395,7 +401,7 @@ class Fleet:
             state_ns=state_ns,
             run_queue=counts.run_queue,
             lost=counts.lost,
-            overhead_ns=target.overhead_ns(plan, counts.hits, self._costs) or 0,
+            overhead_ns=round(watched.bill.ns),
             hits=sum(counts.hits),
             seen_ns=snapshot.seen_ns,
         )

@@ -61,7 +61,6 @@ class Policy:
 class _Account:
     """Of a target. ``rate``: what a second of watching cost in the last window, in ns; None before the first."""
 
-    hit_ns: float
     at_ns: int
     cpu_ns: int
     tokens_ns: float = 0.0
@@ -80,11 +79,11 @@ class _Turn:
 
 @dataclass(frozen=True)
 class Opening:
-    """A window to open: for so long, and with so many hits at most of each target."""
+    """A window to open: for so long, and with hits that cost each target so much at most."""
 
     group: Hashable
     duration_ns: int
-    hits_limits: Mapping[Hashable, int]
+    limits_ns: Mapping[Hashable, float]
 
 
 @dataclass
@@ -98,9 +97,9 @@ class Governor:
     _accounts: dict[Hashable, _Account] = field(default_factory=dict)
     _turns: dict[Hashable, _Turn] = field(default_factory=dict)
 
-    def add(self, target: Hashable, now_ns: int, cpu_ns: int, hit_ns: float) -> None:
-        """A target that has used ``cpu_ns`` of CPU time since it began, all of which counts; a hit costs ``hit_ns``."""
-        self._accounts[target] = _Account(hit_ns, now_ns, 0)
+    def add(self, target: Hashable, now_ns: int, cpu_ns: int) -> None:
+        """A target that has used ``cpu_ns`` of CPU time since it began, all of which counts."""
+        self._accounts[target] = _Account(now_ns, 0)
         self.earn(target, now_ns, cpu_ns)
 
     def remove(self, target: Hashable) -> None:
@@ -173,22 +172,20 @@ class Governor:
             worthwhile |= left >= policy.worthwhile * self.opening_ns
         if duration < policy.shortest_ns or not (worthwhile or duration >= policy.longest_ns):
             return None
-        limits: dict[Hashable, int] = {}
+        limits_ns: dict[Hashable, float] = {}
         for target, account in accounts.items():
             limit_ns = policy.storm * (account.rate or 0) * duration / SECOND + policy.storm_ns
-            limit_ns = max(min(limit_ns, account.tokens_ns - shares[target]), policy.storm_least_ns)
-            limits[target] = max(int(limit_ns / account.hit_ns), 1)
-        return Opening(group, int(duration), limits)
+            limits_ns[target] = max(min(limit_ns, account.tokens_ns - shares[target]), policy.storm_least_ns)
+        return Opening(group, int(duration), limits_ns)
 
     def _shares(self, accounts: Mapping[Hashable, _Account], opening_ns: float) -> dict[Hashable, float]:
         """Who pays how much of what it takes to open and to close a window."""
         whole = sum(max(account.tokens_ns, 1) for account in accounts.values())
         return {target: opening_ns * max(account.tokens_ns, 1) / whole for target, account in accounts.items()}
 
-    def join(self, target: Hashable) -> int:
-        """A process has begun in the middle of its group's window: how many hits it may have."""
-        account = self._accounts[target]
-        return max(int(max(account.tokens_ns, self.policy.storm_ns) / account.hit_ns), 1)
+    def limit_ns(self, target: Hashable) -> float:
+        """What the hits may cost a process that has begun in the middle of its group's window."""
+        return max(self._accounts[target].tokens_ns, self.policy.storm_ns)
 
     def charge(self, target: Hashable, seen_ns: int, hits_ns: float) -> None:
         """A target was in a window for so long, and its hits cost so much."""

@@ -40,7 +40,7 @@ class _Node:
     def start(self) -> None:
         for processes in self.groups.values():
             for name, process in processes.items():
-                self.governor.add(name, self.now_ns, int(process.cpu_ns), HIT_NS)
+                self.governor.add(name, self.now_ns, int(process.cpu_ns))
 
     def run(self, seconds: int, each_second: Callable[[int], None] = lambda _second: None) -> None:
         for second in range(seconds):
@@ -63,7 +63,7 @@ class _Node:
         seconds = opening.duration_ns / SECOND
         for name, process in self.groups[group].items():
             if process.hits:
-                seconds = min(seconds, (opening.hits_limits[name] + self.late_hits) / process.hits)
+                seconds = min(seconds, (opening.limits_ns[name] / HIT_NS + self.late_hits) / process.hits)
         self.open[group] = opening, self.now_ns + int(seconds * SECOND)
         self.openings.append((self.now_ns, opening))
 
@@ -125,7 +125,7 @@ def test_the_first_window_of_a_process_is_short() -> None:
     ((_, opening),) = node.openings
     assert opening.duration_ns == POLICY.first_ns
     # what it has used before it was found pays for it at once, but doesn't make it dear
-    assert opening.hits_limits["process"] * HIT_NS == POLICY.storm_ns
+    assert opening.limits_ns["process"] == POLICY.storm_ns
 
 
 def test_a_storm_is_bounded_and_its_debt_is_paid() -> None:
@@ -139,12 +139,12 @@ def test_a_storm_is_bounded_and_its_debt_is_paid() -> None:
     process.cores, process.hits = 0.05, 1_000_000
     while not node.open:  # as if it had been idle until then
         node.run(1)
-    limits = [opening.hits_limits["process"] for _, opening in node.openings]
-    assert max(limits) * HIT_NS <= POLICY.storm_ns * 1.5
+    limits = [opening.limits_ns["process"] for _, opening in node.openings]
+    assert max(limits) <= POLICY.storm_ns * 1.5
     node.run(3600)
     assert node.governor.ends["budget"] >= 1
     floor_ns = POLICY.floor_ns_per_second * 3600
-    allowed = POLICY.fraction * process.cpu_ns + floor_ns + (30_000 + max(limits)) * HIT_NS
+    allowed = POLICY.fraction * process.cpu_ns + floor_ns + 30_000 * HIT_NS + max(limits)
     assert process.cost_ns - before <= allowed
 
 
@@ -180,8 +180,8 @@ def test_an_idle_process_keeps_nobody_from_being_watched() -> None:
 
 def test_a_process_that_joins_may_cost_no_more_than_a_storm() -> None:
     governor = Governor(POLICY)
-    governor.add("young", 0, 0, HIT_NS)
-    assert governor.join("young") * HIT_NS == POLICY.storm_ns
+    governor.add("young", 0, 0)
+    assert governor.limit_ns("young") == POLICY.storm_ns
 
 
 def test_a_target_that_costs_too_much_is_said_to_starve_once() -> None:
@@ -193,7 +193,7 @@ def test_a_target_that_costs_too_much_is_said_to_starve_once() -> None:
 
 def test_a_window_that_could_not_be_opened_is_tried_again_later() -> None:
     governor = Governor(POLICY)
-    governor.add("process", 0, 100 * SECOND, HIT_NS)
+    governor.add("process", 0, 100 * SECOND)
     assert len(governor.choose({"group": ["process"]}, 0, 0, 1)) == 1
     governor.postpone("group", 0)
     assert not governor.choose({"group": ["process"]}, POLICY.postponed_ns - 1, 0, 1)
@@ -202,7 +202,7 @@ def test_a_window_that_could_not_be_opened_is_tried_again_later() -> None:
 
 def test_what_is_gone_is_forgotten() -> None:
     governor = Governor(POLICY)
-    governor.add("process", 0, 100 * SECOND, HIT_NS)
+    governor.add("process", 0, 100 * SECOND)
     governor.choose({"group": ["process"]}, 0, 0, 1)
     governor.remove("process")
     governor.keep_groups([])
