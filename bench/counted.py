@@ -56,7 +56,7 @@ def counted(program: Path, count: Path, work: str, *arguments: str) -> Iterator[
     count.write_bytes(bytes(8))
     with count.open("r+b") as file:
         counter = mmap.mmap(file.fileno(), 8)
-    command = [program, "-work", work, "-count", count, *arguments]
+    command: list[str | Path] = [program, "-work", work, "-count", count, *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
