@@ -363,7 +363,7 @@ class Fleet:
                 processes, totals = living.get(labels, []), account.totals
                 for watched in processes:
                     totals = totals + self._totals(watched, snapshots.get(watched.process.pid))
-                states = [state for w in processes if (state := self._passive.state(w.process.pid))]
+                states = (self._passive.state(watched.process.pid) for watched in processes)
                 limits = [limit.cores for w in processes if (limit := w.membership.cpu_limit(quota_of))]
                 series.append(
                     Series(
@@ -374,8 +374,7 @@ class Fleet:
                         open_fds=_sum_of(processes, lambda process: process.open_fd_count()),
                         quota_cores=min(limits, default=None),
                         throttled_ns=account.refresh_throttling(_throttled_ns),
-                        gomaxprocs=sum(state.gomaxprocs for state in states) if states else None,
-                        goroutines=sum(state.goroutines for state in states) if states else None,
+                        runtimes=tuple(state for state in states if state),
                     )
                 )
             windows = dict(self._governor.ends) if self._governor else {}
@@ -383,7 +382,7 @@ class Fleet:
 
     def _totals(self, watched: _Watched, snapshot: Snapshot | None) -> SeriesTotals:
         """All that a process did that isn't in its account yet. ``snapshot``: None outside of windows."""
-        own = SeriesTotals(runtime_sched_latency=self._passive.latencies(watched.process.pid))
+        own = SeriesTotals(runtime=self._passive.totals(watched.process.pid))
         return own + self._counted(watched, snapshot) if snapshot else own
 
     def _counted(self, watched: _Watched, snapshot: Snapshot) -> SeriesTotals:

@@ -17,12 +17,13 @@ import pytest
 
 from schedtrace.errors import NotTraceable, PermissionDenied
 from schedtrace.image import open_image
-from schedtrace.passive import PassiveReader, RuntimeState
+from schedtrace.passive import PassiveReader
 from schedtrace.patience import Patience
 from schedtrace.process_memory import Places
 from schedtrace.procfs import Process, open_process
 from schedtrace.runtime_histogram import RuntimeHistogram
 from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
+from schedtrace.runtime_state import RuntimeState
 from tests.unit.forms import old_extension, without_sections
 from tests.workload import GOLANG, Facts, Workload, binary
 from tools import pgo, toolchains
@@ -290,7 +291,8 @@ def test_target_that_may_not_be_read() -> None:
     program = """
 import os, sys
 from schedtrace.errors import PermissionDenied
-from schedtrace.passive import PassiveReader, RuntimeState
+from schedtrace.passive import PassiveReader
+from schedtrace.runtime_state import RuntimeState
 from schedtrace.procfs import open_process
 from schedtrace.runtime_plan import make_runtime_plan
 with open_process(int(sys.argv[1])) as process:
