@@ -231,8 +231,8 @@ class Exporter:
                 "schedtrace_governor_windows_total",
                 "counter",
                 "Windows in which processes were watched, by how they ended; no_budget: none for minutes, too dear.",
-                ("end",),
-                [((end,), n) for end, n in sorted(view.windows.items())],
+                ("level", "end"),
+                [(labels, n) for labels, n in sorted(view.windows.items())],
             ),
             Family(
                 "schedtrace_series_left_out_total",

@@ -377,7 +377,8 @@ class Fleet:
                         runtimes=tuple(state for state in states if state),
                     )
                 )
-            windows = dict(self._governor.ends) if self._governor else {}
+            ends = self._governor.ends.items() if self._governor else ()
+            windows = {(str(level), str(end)): n for (level, end), n in ends}
             return NodeView(tuple(series), dict(self._failures), dict(self._lost), windows)
 
     def _totals(self, watched: _Watched, snapshot: Snapshot | None) -> SeriesTotals:

@@ -100,8 +100,8 @@ class NodeView:
     """Processes that could not be watched, by reason (a word of a bounded set)."""
     lost: Mapping[str, int]
     """What the agent lost that belongs to no series, by reason."""
-    windows: Mapping[str, int] = field(default_factory=dict)
-    """How many windows the governor has ended, or could not open, by how."""
+    windows: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """How many windows the governor has ended, or could not open, by level and by how."""
 
 
 def _add(a: Mapping[_Key, int], b: Mapping[_Key, int]) -> dict[_Key, int]:

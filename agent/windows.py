@@ -17,7 +17,7 @@ from schedtrace import target
 from schedtrace.attachments import Attachments, Probed, has_breakpoint
 from schedtrace.calibrate import Calibration
 from schedtrace.errors import AttachFailed, SchedtraceError
-from schedtrace.governor import End, Governor, Opening
+from schedtrace.governor import End, Governor, Level, Opening
 from schedtrace.procfs import Process, cpu_clock
 from schedtrace.session import Session, Snapshot
 from schedtrace.target import Bill
@@ -104,11 +104,11 @@ class Windows:
         for pid in pids:
             bill = self._members[pid].bill
             bill.add(probed.plan, snapshots[pid].stats["hits"].tolist(), costs)
-            self._governor.charge(pid, snapshots[pid].seen_ns, bill.ns)
+            self._governor.charge(pid, "full", snapshots[pid].seen_ns, bill.ns)
         end: End = "exit"
         if pids:
             end = "budget" if self._session.end_of(probed.window) < probed.window.until_ns else "complete"
-        self._governor.ended(probed, end, monotonic_ns(), opening_ns, pids)
+        self._governor.ended(probed, "full", end, monotonic_ns(), opening_ns, pids)
         self._session.free_window(probed.window)
         probed.window = None
         self._open.remove(probed)
@@ -127,7 +127,7 @@ class Windows:
             if probed.pids and not probed.window and len(probed.pids) <= self._session.room:
                 waiting[probed] = probed.pids
         began_ns = thread_time_ns()
-        for opening in self._governor.choose(waiting, now_ns, len(self._open), len(groups)):
+        for opening in self._governor.choose(waiting, _levels_of, now_ns, len(self._open), len(groups)):
             self._open_window(opening)
         self._spent_ns += thread_time_ns() - began_ns
 
@@ -180,3 +180,7 @@ class Windows:
             record = target.record_of(plan, member.process.load_bias())
             window = member.probed.window
             self._session.watch(member.process.pid, record, window, hits_limit, time_before=False)
+
+
+def _levels_of(_probed: Probed) -> tuple[Level, ...]:
+    return ("full",)
