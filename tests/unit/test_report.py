@@ -1,4 +1,4 @@
-"""The summary, the live view and the interval lines of made-up windows; and their JSON."""
+"""The summary and the interval lines of made-up windows; and their JSON."""
 
 import io
 import json
@@ -11,10 +11,9 @@ import pytest
 from rich.console import Console
 
 from schedtrace.histogram import SLOTS, Histogram
-from schedtrace.report import IntervalLines, live_view, summary
+from schedtrace.report import IntervalLines, summary
 from schedtrace.report_json import window_json
 from schedtrace.window import (
-    CAUSES,
     FunctionTotals,
     ProbeHits,
     StateTime,
@@ -268,18 +267,6 @@ def test_hostile_names_stay_text(window: Window) -> None:
     assert "\x07" not in text
     assert text.count("[bold]x[/bold]") == 8
     assert len(text.split("\n")) == len(printed(window).split("\n")) - 2  # one function less in two tables
-
-
-def test_the_live_view_stands_for_itself_in_24_lines(window: Window) -> None:
-    histograms = {cause: Histogram(slots(s4=i + 1), (i + 1) * 9000, 12_000) for i, cause in enumerate(CAUSES)}
-    states = tuple(StateTime("waiting", f"reason {i}", 10**9 - i, 2) for i in range(20))
-    shown = live_view(replace(window, sched_latency=histograms, states=states, ended="")).plain.split("\n")
-    first = "\n".join(shown[:24])
-    assert "THROTTLED" in first
-    assert re.search(r"^  threads, for a CPU +405 ", first, re.MULTILINE)
-    assert re.search(r"^  all +66 ", first, re.MULTILINE)
-    assert re.search(r"^  \(others\)", first, re.MULTILINE)
-    assert shown[24] == "Who waited to run most  by the function the goroutine began with"
 
 
 def test_interval_lines_tell_what_is_new(window: Window) -> None:
