@@ -168,7 +168,7 @@ def _body(view: View, width: int, rows: int) -> list[Text]:
 
 def _share_out(rows: int, parts: Sequence[tuple[int, int]]) -> list[int]:
     """How many of ``rows`` each part gets, of what it needs at least and what it wants."""
-    given = [least for least, _ in parts]
+    given = [min(least, wanted) for least, wanted in parts]
     left = rows - sum(given)
     while left > 0 and any(g < wanted for g, (_, wanted) in zip(given, parts, strict=True)):
         for i, (_, wanted) in enumerate(parts):
