@@ -250,6 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     _open_standard_streams()
+    if not os.environ.get("TERM") and os.isatty(1):
+        os.environ["TERM"] = "dumb"  # nobody knows what it understands
     # numpy would start a thread a CPU for linear algebra, which is never done: a third of the time of its import.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:

@@ -124,7 +124,7 @@ def _head(view: View, width: int, height: int) -> list[Text]:
     parts = [Text.assemble(title, "  ", right)]
     if height >= _HIGH:
         parts += place_lines(window, width)
-    parts.append(Text(f"{size_and_limit(window)}; costs it ~{cost_share(window)} of a CPU"))
+    parts.append(Text(f"{size_and_limit(window)}; est. cost {cost_share(window)} of a CPU"))
     lost = losses(window)
     said = f"{count(sum(n for n, _ in lost))} ({', '.join(f'{count(n)} {reason}' for n, reason in lost)})"
     parts.append(Text(f"lost: {said if lost else 'nothing'}"))

@@ -56,7 +56,7 @@ def shown(view: View, width: int, height: int) -> list[str]:
 def test_a_whole_frame(window: Window) -> None:
     assert shown(View(window), 80, 24) == [
         "nats-server  PID 1234  go1.27.2  full level (casgstatus, symtab)     for 10.0 s",
-        "41 goroutines on 12 threads; CPU limit 0.50 cores; costs it ~0.2 % of a CPU",
+        "41 goroutines on 12 threads; CPU limit 0.50 cores; est. cost 0.2 % of a CPU",
         "lost: 23 (23 interval began before window)",
         "can't be seen here: system calls: a goroutine in one counts as running",
         "Waits to run, up to  times            Where goroutines are    time  goroutines",
@@ -154,7 +154,7 @@ def test_nothing_seen_so_far(window: Window) -> None:
     text = "\n".join(shown(View(empty), 80, 24))
     for said in (
         "lost: nothing\n",
-        "costs it ~- of a CPU\n",
+        "est. cost - of a CPU\n",
         "none has ended so far",
         "none was seen so far",
         "no CPU controller counts throttling here\n",
