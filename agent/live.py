@@ -49,8 +49,8 @@ class _Stop:
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
-        """Signals are to be looked for, and raise nothing: what is done must not stop half way. Only those who send a
-        third will be heard even where a terminal takes no more output."""
+        """Signals are to be looked for, and raise nothing: what is done must not stop half way. Only a third is
+        heard at once: it may be that a terminal takes no more of what is written."""
         self._patience = 2
         try:
             yield

@@ -27,6 +27,7 @@ from schedtrace.streams import is_ours
 _KEY_SEQUENCE = re.compile(r"\x1b(?:\[[0-9;<=>?]*[ -/]*[@-~]|O.|.)?", re.DOTALL)
 """What an arrow, a function key or Alt with a key sends, of which no byte is a key of its own."""
 _USUAL_SIZE = (80, 24)
+_DRAIN_SECONDS = 2.0  # after that, a terminal is taken for one that nobody reads any more
 
 
 def keys_in(text: str) -> str:
@@ -77,7 +78,11 @@ class Terminal:
         if self._input is not None:
             with suppress(termios.error):
                 self._modes = self._modes or termios.tcgetattr(self._input)
-                tty.setcbreak(self._input, termios.TCSANOW)
+                modes = termios.tcgetattr(self._input)
+                modes[tty.LFLAG] &= ~(termios.ICANON | termios.ECHO)
+                modes[tty.IFLAG] &= ~termios.IXON  # else Ctrl-S would have us wait for Ctrl-Q in the middle of a frame
+                modes[tty.CC][termios.VMIN], modes[tty.CC][termios.VTIME] = 1, 0
+                termios.tcsetattr(self._input, termios.TCSANOW, modes)
         self._taken, self._drawn_size = True, None
         with self._console:
             self._console.set_alt_screen(True)
@@ -91,10 +96,14 @@ class Terminal:
             with suppress(termios.error):
                 termios.tcflush(self._input, termios.TCIFLUSH)  # keys meant for us
                 termios.tcsetattr(self._input, termios.TCSANOW, self._modes)
-        with self._console:
-            self._console.show_cursor(True)
-            self._console.set_alt_screen(False)
+        if self._takes_output(_DRAIN_SECONDS):
+            with self._console:
+                self._console.show_cursor(True)
+                self._console.set_alt_screen(False)
         self._taken = False
+
+    def _takes_output(self, seconds: float) -> bool:
+        return bool(select.select([], [self._output], [], seconds)[1])
 
     def attend(self) -> None:
         """Do what signals ask for that have come: stop, be killed, go on. To be called often."""
@@ -121,8 +130,8 @@ class Terminal:
 
     def draw(self, text: Text, size: tuple[int, int]) -> None:
         """Put a frame made for this size over the one before, with one write. Nothing is erased before: that would
-        flicker. A terminal that takes nothing at the moment (Ctrl-S) misses the frame."""
-        if not self._taken or not select.select([], [self._output], [], 0)[1]:
+        flicker. A terminal that takes nothing at the moment misses the frame."""
+        if not self._taken or not self._takes_output(0):
             return
         self._console.size = size
         with self._console:

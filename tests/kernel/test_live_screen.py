@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -209,6 +209,30 @@ def test_the_terminal_is_gone(tmp_path: Path) -> None:
             assert terminal.process.wait(60) == 1
         assert target.alive
     assert errors.read_text() == "schedtrace: the output can't be written: Input/output error\n"
+
+
+def test_a_terminal_that_nobody_reads_holds_nobody_up() -> None:
+    """Who asks several times is heard although a frame is half written, and nothing more can be."""
+    with Workload(binary("hello")) as target, screen(target, size=(200, 50)) as terminal:
+        time.sleep(3)  # fifteen frames, more than a terminal keeps
+        for _ in range(6):
+            terminal.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                terminal.process.wait(4)
+                break
+        assert terminal.process.returncode in (130, -signal.SIGTERM)
+        assert terminal.modes() == terminal.modes_before
+        assert target.alive
+
+
+def test_ctrl_s_stops_nothing() -> None:
+    with Workload(binary("hello")) as target, screen(target) as terminal:
+        terminal.press("\x13")
+        time.sleep(0.5)
+        terminal.read(1)
+        terminal.process.terminate()
+        assert terminal.exit_code() == 0
+        assert "\nended: interrupted\n" in summary_of(terminal)
 
 
 FAIL = """
