@@ -20,7 +20,6 @@ from schedtrace.formatting import (
     keep_end,
     lines,
     printable,
-    rough_duration,
     short_function,
 )
 from schedtrace.histogram import BOUNDS_SECONDS, Histogram
@@ -51,8 +50,8 @@ _MOST_STATES = 16
 
 SORTS: tuple[tuple[str, Callable[[LivingGoroutine], int]], ...] = (
     ("longest wait to run", lambda g: g.max_runnable_ns),
-    ("all their waits to run", lambda g: g.runnable_ns),
-    ("time in their state now", lambda g: g.in_state_ns or 0),
+    ("all waits to run", lambda g: g.runnable_ns),
+    ("time in this state", lambda g: g.in_state_ns or 0),
 )
 """What the worst goroutines can be sorted by, in the order that the key goes through them."""
 
@@ -245,18 +244,18 @@ def _functions(window: Window, width: int, rows: int) -> list[Text]:
 
 
 def _goroutines(view: View, width: int, rows: int, wide: bool) -> list[Text]:
-    """Only those that live are known one by one."""
+    """Those are known one by one that have moved since attach and live."""
     by, key = SORTS[view.sort]
     living = sorted(view.window.worst, key=lambda g: (-key(g), g.g))[: rows - 2]
-    title = heading(f"Worst goroutines alive, by {by}", "longest, all: waits to run")
+    title = heading(f"Worst goroutines seen alive, by {by}", "longest, all: waits to run")
     if not living:
         return [title, Text("none was seen so far", "dim")]
-    titles = ("began with", "is", "for", "longest", "all", "runs", "mean", "runtime.g")
+    titles = ("began with", "is", "for", "longest", "all", "runs", "runtime.g")
     cells = [_goroutine_row(g, width // 3) for g in living]
-    shown = len(titles) if wide else len(titles) - 2
+    shown = len(titles) if wide else len(titles) - 1
     return [
         title,
-        *_table(titles[:shown], [row[:shown] for row in cells], "<<>>>>><"[:shown], width, title_style="dim"),
+        *_table(titles[:shown], [row[:shown] for row in cells], "<<>>>><"[:shown], width, title_style="dim"),
     ]
 
 
@@ -268,7 +267,6 @@ def _goroutine_row(g: LivingGoroutine, width: int) -> tuple[str, ...]:
         duration(g.max_runnable_ns),
         duration(g.runnable_ns),
         count(g.runs),
-        rough_duration(g.runnable_ns / g.runs / 1e9 if g.runs else None),
         f"{g.g:#x}",
     )
 

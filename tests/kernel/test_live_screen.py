@@ -19,7 +19,7 @@ from tests.workload import Workload, binary
 N = 20_011  # round trips of pingpong
 WAKES = r"40,02[234]"  # by a channel: 2 * N, and as its main goroutine waits for the two others' ends
 SIZES = [(80, 24), (200, 50)]
-FOOT = r"^q: end   p: pause   s: sort goroutines by all their waits to run$"
+FOOT = r"^q: end   p: pause   s: sort goroutines by all waits to run$"
 
 
 def command(target: Workload, *arguments: object) -> list[str]:
@@ -64,7 +64,7 @@ def test_what_stands_on_the_screen(size: tuple[int, int]) -> None:
             r"^all goroutines +[0-9,]+ ",
             r"^threads, for a CPU +[0-9,]+ ",
             r"^(not throttled|THROTTLED|no CPU controller)",
-            r"^Worst goroutines alive, by longest wait to run",
+            r"^Worst goroutines seen alive, by longest wait to run",
             r" running +[0-9.]+ (µs|ms|s) ",
             r"^lost: ",
         ):
@@ -87,7 +87,7 @@ def test_the_longest_waits_are_those_of_the_goroutines_that_wait() -> None:
         target.go()
         terminal.await_text(r"^main.(ping|pong) ")
         terminal.press("ss")
-        terminal.await_text(r"^Worst goroutines alive, by time in their state now")
+        terminal.await_text(r"^Worst goroutines seen alive, by time in this state")
         rows = terminal.await_text(r"^runtime.main +chan receive +[0-9.]+ s ")
     start = next(i for i, row in enumerate(rows) if row.startswith("began with"))
     order = [row.split()[0] for row in rows[start + 1 : -1] if row]
@@ -97,7 +97,7 @@ def test_the_longest_waits_are_those_of_the_goroutines_that_wait() -> None:
 def test_keys_sort_and_pause() -> None:
     with Workload(binary("pingpong"), "-n", N) as target, screen(target) as terminal:
         terminal.press("s")
-        terminal.await_text(r"^Worst goroutines alive, by all their waits to run")
+        terminal.await_text(r"^Worst goroutines seen alive, by all waits to run")
         terminal.press("\x1b[A\x1bOQ")  # an arrow and F2 are no keys of ours
         terminal.press("p")
         paused = terminal.await_text(r"  PAUSED at [0-9.]+ (ms|s)$")
