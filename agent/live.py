@@ -194,7 +194,7 @@ def attach(
         if as_json:
             with Progress(f"watching process {pid}"):
                 ended = until_end(_Output())
-        elif is_plain(1) or not is_ours(1):
+        elif is_plain(1) or not is_ours(1) or not console.is_terminal:
             ended = until_end(_Lines())
         else:
             from schedtrace.terminal import Terminal
