@@ -96,6 +96,8 @@ class Watch:
     def window(self, ended: str = "") -> Window:
         """All that was seen since attach."""
         snapshot = self._session.snapshot(self.process.pid)
+        places = join.standing_out(snapshot.goroutines, snapshot.time_ns)
+        again = [] if snapshot.keys is None else self._session.look_again(snapshot.keys[places])
         counts = join.counts(snapshot, target.reasons_of(self.plan), self._function_name)
         return Window(
             target=self._target(counts.cgroup_id),
@@ -118,6 +120,7 @@ class Watch:
             throttling=self._throttling(),
             overhead_ns=self._overhead_ns(counts.hits),
             ended=ended,
+            worst=join.living_goroutines(snapshot, places, again, target.reasons_of(self.plan), self._function_name),
         )
 
     def _overhead_ns(self, hits: Sequence[int]) -> int | None:

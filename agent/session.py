@@ -53,6 +53,7 @@ class Snapshot:
     ``stats``: numpy record of :class:`abi.TargetStats`, summed over CPUs (maxima are maxima).
     ``functions``: start_pc -> record of :class:`abi.Totals`, goroutines that have ended.
     ``goroutines``: array of :class:`abi.Goroutine` records, those that live.
+    ``keys``: their array of :class:`abi.GoroutineKey`, None in snapshots of many processes.
     """
 
     time_ns: int
@@ -60,6 +61,7 @@ class Snapshot:
     functions: Mapping[int, Any]
     goroutines: Array
     foreign_hits: int
+    keys: Array | None = None
     seen_ns: int = 0
 
 
@@ -388,8 +390,14 @@ class Session:
         ended = {int(k["start_pc"]): v for k, v in zip(keys, values, strict=True) if k["slot"] == slot}
         keys, values = self._goroutines()
         foreign = self._foreign_hits() if self._foreign_after is None else self._foreign_after
-        own = values[keys["tgid"] == pid]
-        return Snapshot(now_ns, self._maps.stats(slot), ended, own, foreign - self._foreign_before)
+        own = keys["tgid"] == pid
+        stats = self._maps.stats(slot)
+        return Snapshot(now_ns, stats, ended, values[own], foreign - self._foreign_before, keys[own])
+
+    def look_again(self, keys: Array) -> list[Any]:
+        """The records of these goroutines as they are now; None for one that has ended. BPF changes a record while it
+        is read: only what is the same twice was read whole."""
+        return self._maps.look_up("goroutines", keys, abi.Goroutine)
 
     def snapshots(self) -> dict[int, Snapshot]:
         """A snapshot of every target, without functions: one look at the goroutines for all."""
@@ -409,7 +417,7 @@ class Session:
             window, since_ns = self._watched[pid]
             time_ns = max(min(now_ns, ends[window]), since_ns)
             stats = self._maps.stats(self._targets[pid])
-            found[pid] = Snapshot(time_ns, stats, {}, own.get(pid, none), 0, time_ns - since_ns)
+            found[pid] = Snapshot(time_ns, stats, {}, own.get(pid, none), 0, seen_ns=time_ns - since_ns)
         return found
 
     def retire(self, pids: Sequence[int]) -> dict[int, Snapshot]:
