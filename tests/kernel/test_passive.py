@@ -393,11 +393,12 @@ def test_counters_that_go_back() -> None:
         target.run()
         state = reader.read()
         assert state is not None
-        more = tuple(n + 1 for n in state.sched_latency.counts)
+        more = tuple(n + 1_000 for n in state.sched_latency.counts)
+        reader._pieces = []  # else a program that has done nothing since is not looked at
         reader._last = replace(state, sched_latency=replace(state.sched_latency, counts=more))
         with pytest.raises(NotTraceable, match="its count of latencies went back"):
             reader.read()
-        reader._last = replace(state, gc_cycles=(state.gc_cycles or 0) + 1)
+        reader._last = replace(state, gc_cycles=(state.gc_cycles or 0) + 1_000)
         with pytest.raises(NotTraceable, match="its count of collections went back"):
             reader.read()
 
