@@ -14,7 +14,9 @@ REASON_COUNT = 64
 REASON_UNKNOWN = 63
 OFFSET_UNKNOWN = 0xFFFF
 SITE_LIMIT = 32
+STOP_LIMIT = 48
 HITS_BATCH = 16
+WAITS_KEPT = 4
 NO_LIMIT = 0xFFFFFFFFFFFFFFFF
 
 
@@ -48,7 +50,8 @@ class WakeCause(enum.IntEnum):
     SYSCALL = 8
     GC = 9
     OTHER = 10
-    COUNT = 11
+    UNKNOWN = 11
+    COUNT = 12
 
 
 class ProbeKind(enum.IntEnum):
@@ -69,7 +72,8 @@ class ProbeKind(enum.IntEnum):
     SYSCALL_EXIT = 12
     SYSCALL_EXIT_NO_P = 13
     COROUTINE_SWITCH = 14
-    COUNT = 15
+    RECORD = 15
+    COUNT = 16
 
 
 class LostReason(enum.IntEnum):
@@ -84,7 +88,39 @@ class LostReason(enum.IntEnum):
     BEGAN_BEFORE = 6
     SWITCH_UNSEEN = 7
     PROBE_UNKNOWN = 8
-    COUNT = 9
+    THREAD_UNKNOWN = 9
+    COUNT = 10
+
+
+class OffCpu(enum.IntEnum):
+    """enum off_cpu"""
+
+    PREEMPTED = 0
+    BLOCKED = 1
+    WOKEN = 2
+    COUNT = 3
+
+
+class Duration(enum.IntEnum):
+    """enum duration"""
+
+    RUN = 0
+    STOPPING_GC = 1
+    STOPPING_OTHER = 2
+    STOPPED_GC = 3
+    STOPPED_OTHER = 4
+    COUNT = 5
+
+
+class StopPlace(enum.IntEnum):
+    """enum stop_place"""
+
+    UNKNOWN = 0
+    PARK = 1
+    YIELD = 2
+    SYSCALL = 3
+    PREEMPT = 4
+    COUNT = 5
 
 
 class Histogram(ctypes.Structure):
@@ -184,13 +220,48 @@ class TargetStats(ctypes.Structure):
         ("transitions", ctypes.c_uint64 * (GoroutineState.COUNT * GoroutineState.COUNT)),
         ("sched_latency", Histogram * WakeCause.COUNT),
         ("wait", Histogram * REASON_COUNT),
-        ("run_queue", Histogram),
+        ("kernel_ns", ctypes.c_uint64),
+        ("undivided_ns", ctypes.c_uint64),
         ("partial_ns", ctypes.c_uint64 * GoroutineState.COUNT),
         ("partial_wait_ns", ctypes.c_uint64 * REASON_COUNT),
         ("partial_waits", ctypes.c_uint64 * REASON_COUNT),
         ("hits", ctypes.c_uint64 * SITE_LIMIT),
         ("lost", ctypes.c_uint64 * LostReason.COUNT),
         ("cgroup_id", ctypes.c_uint64),
+    )
+
+
+class Wait(ctypes.Structure):
+    """struct wait"""
+
+    _fields_ = (("begin_ns", ctypes.c_uint64), ("end_ns", ctypes.c_uint64))
+
+
+class Sampler(ctypes.Structure):
+    """struct sampler"""
+
+    _fields_ = (
+        ("histograms", ctypes.c_uint64 * Duration.COUNT),
+        ("stops", ctypes.c_uint64 * STOP_LIMIT),
+        ("places", ctypes.c_uint8 * STOP_LIMIT),
+        ("stopped", Wait),
+        ("g_m", ctypes.c_uint16),
+        ("m_curg", ctypes.c_uint16),
+        ("g_status", ctypes.c_uint16),
+        ("g_pc", ctypes.c_uint16),
+    )
+
+
+class SampleStats(ctypes.Structure):
+    """struct sample_stats"""
+
+    _fields_ = (
+        ("sched_latency", Histogram * WakeCause.COUNT),
+        ("stop_the_world", Histogram * Duration.COUNT),
+        ("no_wait", ctypes.c_uint64),
+        ("kernel_ns", ctypes.c_uint64),
+        ("stopped_ns", ctypes.c_uint64),
+        ("undivided_ns", ctypes.c_uint64),
     )
 
 
@@ -212,14 +283,70 @@ class WindowEnd(ctypes.Structure):
     _fields_ = (("window", ctypes.c_uint32), ("padding", ctypes.c_uint32))
 
 
+class Process(ctypes.Structure):
+    """struct process"""
+
+    _fields_ = (
+        ("allm", ctypes.c_uint64),
+        ("running_reasons", ctypes.c_uint64),
+        ("pid_namespace", ctypes.c_uint64),
+        ("pid_namespace_device", ctypes.c_uint64),
+        ("m_procid", ctypes.c_uint16),
+        ("m_curg", ctypes.c_uint16),
+        ("m_alllink", ctypes.c_uint16),
+        ("g_m", ctypes.c_uint16),
+        ("g_atomicstatus", ctypes.c_uint16),
+        ("g_waitreason", ctypes.c_uint16),
+        ("g_startpc", ctypes.c_uint16),
+        ("by_function", ctypes.c_uint8),
+        ("padding", ctypes.c_uint8),
+    )
+
+
+class ProcessSlot(ctypes.Structure):
+    """struct process_slot"""
+
+    _fields_ = (("slot", ctypes.c_uint32), ("padding", ctypes.c_uint32))
+
+
+class ThreadStats(ctypes.Structure):
+    """struct thread_stats"""
+
+    _fields_ = (
+        ("run_queue", Histogram),
+        ("off_cpu", Histogram * OffCpu.COUNT),
+        ("lost", ctypes.c_uint64 * LostReason.COUNT),
+    )
+
+
+class OffCpuTotals(ctypes.Structure):
+    """struct off_cpu_totals"""
+
+    _fields_ = (
+        ("times", ctypes.c_uint64),
+        ("run_queue_ns", ctypes.c_uint64),
+        ("blocked_ns", ctypes.c_uint64),
+        ("max_ns", ctypes.c_uint64),
+    )
+
+
 class Thread(ctypes.Structure):
     """struct thread"""
 
     _fields_ = (
         ("runnable_since_ns", ctypes.c_uint64),
+        ("m", ctypes.c_uint64),
+        ("next_m", ctypes.c_uint64),
+        ("look_again_ns", ctypes.c_uint64),
+        ("off_since_ns", ctypes.c_uint64),
+        ("start_pc", ctypes.c_uint64),
+        ("waits", Wait * WAITS_KEPT),
+        ("waited", ctypes.c_uint32),
         ("slot", ctypes.c_uint32),
-        ("window", ctypes.c_uint16),
-        ("on_cpu", ctypes.c_uint16),
+        ("procid", ctypes.c_uint32),
+        ("on_cpu", ctypes.c_uint8),
+        ("off_cpu", ctypes.c_uint8),
+        ("padding", ctypes.c_uint8 * 2),
     )
 
 
@@ -231,9 +358,16 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "goroutine": Goroutine,
     "function_key": FunctionKey,
     "target_stats": TargetStats,
+    "sampler": Sampler,
+    "sample_stats": SampleStats,
     "process_event": ProcessEvent,
     "window": Window,
     "window_end": WindowEnd,
+    "process": Process,
+    "process_slot": ProcessSlot,
+    "thread_stats": ThreadStats,
+    "off_cpu_totals": OffCpuTotals,
+    "wait": Wait,
     "thread": Thread,
 }
 """Struct name in types.h -> its ctypes twin."""
@@ -243,5 +377,8 @@ ENUMS: dict[str, tuple[str, type[enum.IntEnum]]] = {
     "wake_cause": ("CAUSE_", WakeCause),
     "probe_kind": ("KIND_", ProbeKind),
     "lost_reason": ("LOST_", LostReason),
+    "duration": ("DURATION_", Duration),
+    "stop_place": ("PLACE_", StopPlace),
+    "off_cpu": ("OFF_CPU_", OffCpu),
 }
 """Enum name in types.h -> prefix of its constants there, and its twin."""

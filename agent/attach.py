@@ -14,13 +14,15 @@ from time import monotonic
 from typing import Self
 
 from schedtrace import cgroups, join, target
+from schedtrace.bpf_text import RECORD
 from schedtrace.errors import AttachFailed, NodeUnsupported, NotTraceable, PermissionDenied
 from schedtrace.image import Image, open_image
 from schedtrace.node import prepare_node
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
 from schedtrace.procfs import ExecutableIdentity, Process, open_process, running_pids
+from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
 from schedtrace.session import Compilation, Session
-from schedtrace.window import FULL_LEVEL, ProbeHits, Target, Throttling, Window
+from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL, ProbeHits, Target, Throttling, Window
 
 _EXEC_LOOK_SECONDS = 0.05
 
@@ -28,21 +30,32 @@ _EXEC_LOOK_SECONDS = 0.05
 class Watch:
     """A target from attach to detach. Close it, or use it in ``with``."""
 
-    def __init__(self, pid: int, compilation: Compilation | None = None, *, syscalls: bool = False) -> None:
+    def __init__(
+        self,
+        pid: int,
+        compilation: Compilation | None = None,
+        *,
+        level: str = FULL_LEVEL,
+        syscalls: bool = False,
+    ) -> None:
         """Attach to process ``pid``. ``compilation``: one that has begun already, if any; it is closed with the watch.
+        ``level``: FULL_LEVEL or SAMPLED_LEVEL.
 
         Raises the SchedtraceError that says why it can't be done.
         """
         with ExitStack() as stack:
-            compilation = stack.enter_context(compilation or Compilation())
+            programs = {RECORD} if level == SAMPLED_LEVEL else set()
+            compilation = stack.enter_context(compilation or Compilation(programs=programs))
             self.process = stack.enter_context(open_process(pid))
             prepare_node()
             image = open_image(self.process, syscalls=syscalls)
             stack.callback(os.close, image.descriptor)
-            self.plan = image.plan
+            self.plan = image.plan.at_sampled_level() if level == SAMPLED_LEVEL else image.plan
+            self._level = level
             self._names = FunctionNames(image.path)
             stack.callback(self._names.close)
             self._bias = image.load_bias
+            self._runtime, self._unseen = _runtime_of(image)
             self._cgroups = _cgroups_of(self.process)
             with _explained_by_check():
                 self._session = stack.enter_context(Session(compilation, target.programs_of(self.plan)))
@@ -63,7 +76,13 @@ class Watch:
             raise
         record = target.record_of(self.plan, self._bias)
         self._throttled_before = self._cgroups.cpu_stat()
-        self._session.watch(self.process.pid, record)
+        self._session.threads.watch(
+            self.process.pid,
+            target.process_of(
+                self.process, self._runtime, target.reasons_of(self.plan), self._bias, by_function=True
+            ),
+        )
+        self._session.watch(self.process.pid, record, sampler=target.sampler_of(self.plan, self._bias))
         self._started_ns = record.attached_ns
         # From here on the session itself notices when the process executes another program.
         self._refuse_another_program()
@@ -92,13 +111,17 @@ class Watch:
     def stop(self) -> None:
         """Count no longer, so that what is read from now on stands still."""
         self._session.unwatch(self.process.pid)
+        self._session.threads.unwatch([self.process.pid])
 
     def window(self, ended: str = "") -> Window:
         """All that was seen since attach."""
         snapshot = self._session.snapshot(self.process.pid)
         places = join.standing_out(snapshot.goroutines, snapshot.time_ns)
         again = [] if snapshot.keys is None else self._session.look_again(snapshot.keys[places])
+        sampled = self._level == SAMPLED_LEVEL
         counts = join.counts(snapshot, target.reasons_of(self.plan), self._function_name)
+        samples = join.samples(snapshot.samples, target.stops_of(self.plan)) if sampled else None
+        threads = join.thread_counts(self._session.threads.snapshot(self.process.pid), self._function_name)
         return Window(
             target=self._target(counts.cgroup_id),
             duration_ns=counts.time_ns - self._started_ns,
@@ -107,7 +130,9 @@ class Watch:
             wait=counts.wait,
             states=counts.states,
             functions=counts.functions,
-            run_queue=counts.run_queue,
+            run_queue=threads.run_queue,
+            off_cpu=threads.off_cpu,
+            off_cpu_functions=threads.functions,
             threads=self._thread_count(),
             goroutines=counts.goroutines,
             probes=tuple(
@@ -115,12 +140,14 @@ class Watch:
                 for p, n in zip(self.plan.probes, counts.hits, strict=False)
             ),
             foreign_hits=counts.foreign_hits,
-            unseen=self.plan.unseen,
-            lost=counts.lost,
+            unseen=(*self.plan.unseen, *self._unseen),
+            lost=join.lost_in_all(counts.lost, threads.lost),
             throttling=self._throttling(),
             overhead_ns=self._overhead_ns(counts.hits),
             ended=ended,
             worst=join.living_goroutines(snapshot, places, again, target.reasons_of(self.plan), self._function_name),
+            wait_parts=None if sampled else counts.wait_parts,
+            samples=samples,
         )
 
     def _overhead_ns(self, hits: Sequence[int]) -> int | None:
@@ -149,7 +176,7 @@ class Watch:
             exe=self.process.exe,
             name=self.process.name,
             go_version=self.plan.go_version,
-            level=FULL_LEVEL,
+            level=self._level,
             mode=self.plan.mode,
             symbols=self.plan.symbols,
             cgroup_path=main.path if main else "",
@@ -203,6 +230,16 @@ def _explained_by_check() -> Iterator[None]:
             if finding.status == "missing" and finding.by_permission == (kind is PermissionDenied):
                 raise kind(f"{finding.name}: {finding.detail}; {finding.fix}") from None
         raise
+
+
+def _runtime_of(image: Image) -> tuple[RuntimePlan | None, tuple[str, ...]]:
+    """Where the target's runtime keeps its list of threads, and what isn't seen if that can't be found."""
+    try:
+        runtime = make_runtime_plan(image.path)
+        reason = runtime.goroutines_of_threads_unseen
+    except NotTraceable as error:
+        runtime, reason = None, str(error).replace(image.path, image.plan.path)
+    return runtime, (f"goroutines that run while their thread is off the CPU: {reason}",) if reason else ()
 
 
 def _cgroups_of(process: Process) -> cgroups.Membership:

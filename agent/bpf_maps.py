@@ -17,7 +17,18 @@ from schedtrace.errors import AttachFailed
 Array = np.ndarray[Any, Any]
 
 _CHUNK = 1 << 14
-_STATS = np.dtype(abi.TargetStats)  # made once: numpy takes 0.1 ms for it
+_ANY, _NO_EXIST = ctypes.c_ulonglong(0), ctypes.c_ulonglong(1)  # flags of bpf_map_update_elem
+# Made once: numpy takes 0.1 ms for it.
+_STATS = {
+    "stats": np.dtype(abi.TargetStats),
+    "samples": np.dtype(abi.SampleStats),
+    "thread_stats": np.dtype(abi.ThreadStats),
+}
+_HISTOGRAMS = {
+    "stats": ("sched_latency", "wait"),
+    "samples": ("sched_latency", "stop_the_world"),
+    "thread_stats": ("run_queue", "off_cpu"),
+}
 
 
 class MapReader:
@@ -46,21 +57,37 @@ class MapReader:
         """The one number in a per-CPU array, summed over CPUs."""
         return int(self.per_cpu(table, 0, np.dtype(np.uint64)).sum())
 
-    def stats(self, slot: int) -> Any:
-        """A target's record of :class:`abi.TargetStats`, summed over CPUs (maxima are maxima)."""
-        per_cpu = self.per_cpu("stats", slot, _STATS)
+    def stats(self, slot: int, table: str = "stats") -> Any:
+        """What was counted under a slot, summed over CPUs (maxima are maxima): a record of :class:`abi.TargetStats`, of
+        :class:`abi.SampleStats` from the table "samples", or of :class:`abi.ThreadStats` from "thread_stats"."""
+        per_cpu = self.per_cpu(table, slot, _STATS[table])
         summed = per_cpu.view(np.uint64).reshape(len(per_cpu), -1).sum(axis=0).view(per_cpu.dtype)[0]
-        for histograms in ("sched_latency", "wait", "run_queue"):
+        for histograms in _HISTOGRAMS[table]:
             summed[histograms]["max_ns"] = per_cpu[histograms]["max_ns"].max(axis=0)
-        summed["cgroup_id"] = per_cpu["cgroup_id"].max()
+        if table == "stats":
+            summed["cgroup_id"] = per_cpu["cgroup_id"].max()
         return summed
 
-    def zero_stats(self, slot: int) -> None:
+    def zero_stats(self, slot: int, table: str = "stats") -> None:
         """Make a slot new."""
-        key, zeros = ctypes.c_uint32(slot), np.zeros(self._cpus, _STATS)
-        stats_fd, flags = self.descriptor("stats"), ctypes.c_ulonglong(0)
-        if self._lib.bpf_update_elem(stats_fd, ctypes.byref(key), _pointer(zeros), flags):
-            raise _refused("write", "stats")
+        key, zeros = ctypes.c_uint32(slot), np.zeros(self._cpus, _STATS[table])
+        if self._lib.bpf_update_elem(self.descriptor(table), ctypes.byref(key), _pointer(zeros), _ANY):
+            raise _refused("write", table)
+
+    def put(self, table: str, key: int, value: ctypes.Structure) -> None:
+        """Set an entry of a map whose keys are 32 bits."""
+        index, pointer = ctypes.c_uint32(key), ctypes.byref(value)
+        if self._lib.bpf_update_elem(self.descriptor(table), ctypes.byref(index), pointer, _ANY):
+            raise _refused("write", table)
+
+    def put_new(self, table: str, key: int, value: ctypes.Structure) -> bool:
+        """Like :meth:`put`, unless there is one already. False if the map is full."""
+        index, pointer = ctypes.c_uint32(key), ctypes.byref(value)
+        if not self._lib.bpf_update_elem(self.descriptor(table), ctypes.byref(index), pointer, _NO_EXIST):
+            return True
+        if ctypes.get_errno() not in (errno.EEXIST, errno.E2BIG):
+            raise _refused("write", table)
+        return ctypes.get_errno() == errno.EEXIST
 
     def entries(self, table: str, key: type, value: type, capacity: int) -> tuple[Array, Array]:
         """All keys and values of a hash map, of the ctypes structs ``key`` and ``value``."""
@@ -110,6 +137,10 @@ class MapReader:
     def delete_of(self, table: str, keys: Array, numbers: Array, wanted: Sequence[int]) -> None:
         """Delete those of ``keys`` that have one of ``wanted`` in ``numbers``."""
         self.delete(table, keys[np.isin(numbers, wanted)])
+
+    def delete_key(self, table: str, key: int) -> None:
+        """Delete the entry of a hash map whose keys are 32 bits, if it is there."""
+        self.delete(table, np.array([key], np.uint32))
 
     def delete(self, table: str, keys: Array) -> None:
         """Delete entries of a hash map; those that are gone already don't matter."""

@@ -81,6 +81,7 @@ def schedtrace() -> None:
         ("attach 1234 --duration 10", "for ten seconds, then the summary"),
         ("attach 1234 --duration 10 --json", "the same for a program to read"),
         ("attach 1234 --syscalls", "also time in system calls (costs two more hits a call)"),
+        ("attach 1234 --level sampled", "only what the runtime itself samples: far cheaper"),
     ],
 )
 @click.argument("pid", type=click.IntRange(min=1))
@@ -94,6 +95,13 @@ def schedtrace() -> None:
     show_default=True,
     help="Seconds between two updates.",
 )
+@click.option(
+    "--level",
+    type=click.Choice(["sampled", "full"]),
+    default="full",
+    show_default=True,
+    help="Follow every goroutine, or see only what the runtime itself measures: about every eighth wait to run.",
+)
 @click.option("--syscalls", is_flag=True, help="Also see system calls, where that costs extra hits.")
 @click.option(
     "--max-goroutines",
@@ -104,15 +112,25 @@ def schedtrace() -> None:
 )
 @_json_option
 def attach(
-    pid: int, duration: float | None, interval: float, syscalls: bool, max_goroutines: int, as_json: bool
+    pid: int,
+    duration: float | None,
+    interval: float,
+    level: str,
+    syscalls: bool,
+    max_goroutines: int,
+    as_json: bool,
 ) -> None:
-    """Watch every change of state of the goroutines of process PID."""
+    """Watch every change of state of the goroutines of process PID, or a sample."""
     from schedtrace import live
+
+    if syscalls and level != "full":
+        raise click.UsageError("--syscalls needs --level full: the sampled level doesn't follow goroutines")
 
     live.attach(
         pid,
         duration_seconds=duration,
         interval_seconds=interval,
+        level=level,
         syscalls=syscalls,
         max_goroutines=max_goroutines,
         as_json=as_json,
@@ -191,7 +209,7 @@ def check(as_json: bool) -> int:
 @click.option(
     "--max-series",
     type=click.IntRange(min=1),
-    default=50_000,
+    default=60_000,
     show_default=True,
     help="At most so many series about targets; what doesn't fit is left out and counted.",
 )

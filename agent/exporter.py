@@ -20,7 +20,7 @@ from schedtrace.histogram import Histogram
 from schedtrace.runtime_state import PROCESSOR_STATES, RuntimeState, RuntimeTotals
 from schedtrace.series import Labels, NodeView, Series
 
-DEFAULT_MAX_SERIES = 50_000
+DEFAULT_MAX_SERIES = 60_000
 """A pod has 100 to 400 series, so this holds the pods of a full node (the kubelet's default is at most 110)."""
 
 _LABELS = ("namespace", "pod", "container", "process")
@@ -55,7 +55,16 @@ _OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
         "schedtrace_thread_run_queue_seconds",
         "histogram",
         (),
-        "Time threads were runnable for the kernel before they ran.",
+        "Time threads were runnable for the kernel before they ran. All the time, not only in windows.",
+    ),
+    (
+        "schedtrace_goroutine_off_cpu_seconds",
+        "histogram",
+        ("reason",),
+        (
+            "Time goroutines ran for Go while their thread was off the CPU: preempted, it waited for a CPU; blocked, "
+            "it slept in the kernel; woken, it waited for a CPU behind that. All the time, not only in windows."
+        ),
     ),
     (
         "schedtrace_runtime_sched_latency_seconds",
@@ -135,8 +144,8 @@ _OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
         "counter",
         (),
         (
-            "Time that processes were watched, added up over them. Goroutine and run queue metrics count in that time "
-            "only: their rate divided by this one's is the rate of one process."
+            "Time that processes were watched, added up over them. Transitions, states, latencies and waits count in "
+            "that time only: their rate divided by this one's is the rate of one process."
         ),
     ),
     ("schedtrace_probe_hits_total", "counter", (), "Times that processes hit a probe."),
@@ -254,10 +263,13 @@ class Exporter:
 def _values(series: Series) -> Iterable[tuple[str, tuple[str, ...], float | Histogram]]:
     """Name, own labels and value of everything exported of one set of labels."""
     totals = series.totals
-    for cause, histogram in sorted(totals.sched_latency.items()):
-        yield "schedtrace_goroutine_sched_latency_seconds", (cause,), histogram
-    for reason, histogram in sorted(totals.wait.items()):
-        yield "schedtrace_goroutine_wait_seconds", (reason,), histogram
+    for name, by_reason in (
+        ("schedtrace_goroutine_sched_latency_seconds", totals.sched_latency),
+        ("schedtrace_goroutine_wait_seconds", totals.wait),
+        ("schedtrace_goroutine_off_cpu_seconds", totals.off_cpu),
+    ):
+        for reason, histogram in sorted(by_reason.items()):
+            yield name, (reason,), histogram
     for states, n in sorted(totals.transitions.items()):
         yield "schedtrace_goroutine_transitions_total", states, n
     for state, time_ns in sorted(totals.state_ns.items()):

@@ -38,6 +38,7 @@ from schedtrace.selection import Selection
 from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
 from schedtrace.session import Session, Snapshot
 from schedtrace.target import Bill
+from schedtrace.thread_watch import ThreadSnapshot
 from schedtrace.window import FULL_LEVEL
 from schedtrace.windows import Windows
 
@@ -234,8 +235,13 @@ class Fleet:
         if len(self._watched) >= self._most:
             raise AttachFailed(f"no room for process {process.pid} ({process.name}): see --max-targets")
         probed = self._attachments.probe(process, binary, plan, executable_fd)
+        runtime = None if isinstance(binary.runtime, str) else binary.runtime
+        threads = target.process_of(
+            process, runtime, target.reasons_of(plan), process.load_bias(), by_function=False
+        )
         record = target.record_of(plan, process.load_bias())  # raises if it executes another program meanwhile
         with self._lock:
+            self._session.threads.watch(process.pid, threads)
             probed.pids.add(process.pid)
             self._watched[process.pid] = watched = _Watched(process, probed, cgroup_text, membership, None)
             self._exits[process.pidfd.fileno()] = process.pid
@@ -297,8 +303,10 @@ class Fleet:
         with self._lock:
             counted = [watched.process.pid for watched in buried if self._session.counts(watched.process.pid)]
             snapshots = self._session.retire(counted) if counted else {}
+            threads = self._session.threads.retire([watched.process.pid for watched in buried])
             for watched in buried:
-                self._settle(watched, snapshots.get(watched.process.pid))
+                pid = watched.process.pid
+                self._pay(watched, self._totals(watched, threads[pid], snapshots.get(pid)))
                 if self._windows:
                     self._windows.remove(watched.process.pid)
                 self._passive.drop(watched.process.pid)
@@ -307,10 +315,6 @@ class Fleet:
                 self._poll.unregister(watched.process.pidfd.fileno())
                 del self._exits[watched.process.pidfd.fileno()]
                 watched.process.close()
-
-    def _settle(self, watched: _Watched, snapshot: Snapshot | None) -> None:
-        """Pay all that a process did into its account."""
-        self._pay(watched, self._totals(watched, snapshot))
 
     def _pay(self, watched: _Watched, totals: SeriesTotals) -> None:
         if watched.labels is None:
@@ -353,7 +357,7 @@ class Fleet:
         """What there is to export now. May be called from another thread than :meth:`run`'s, one call at a time."""
         self._passive.read()
         with self._lock:
-            snapshots = self._session.snapshots()
+            snapshots, threads = self._session.snapshots(), self._session.threads.snapshots()
             living: dict[Labels, list[_Watched]] = {}
             for watched in self._watched.values():
                 if watched.labels:
@@ -362,7 +366,8 @@ class Fleet:
             for labels, account in self._accounts.for_scrape(living.keys()):
                 processes, totals = living.get(labels, []), account.totals
                 for watched in processes:
-                    totals = totals + self._totals(watched, snapshots.get(watched.process.pid))
+                    pid = watched.process.pid
+                    totals = totals + self._totals(watched, threads[pid], snapshots.get(pid))
                 states = (self._passive.state(watched.process.pid) for watched in processes)
                 limits = [limit.cores for w in processes if (limit := w.membership.cpu_limit(quota_of))]
                 series.append(
@@ -381,9 +386,15 @@ class Fleet:
             windows = {(str(level), str(end)): n for (level, end), n in ends}
             return NodeView(tuple(series), dict(self._failures), dict(self._lost), windows)
 
-    def _totals(self, watched: _Watched, snapshot: Snapshot | None) -> SeriesTotals:
+    def _totals(self, watched: _Watched, threads: ThreadSnapshot, snapshot: Snapshot | None) -> SeriesTotals:
         """All that a process did that isn't in its account yet. ``snapshot``: None outside of windows."""
-        own = SeriesTotals(runtime=self._passive.totals(watched.process.pid))
+        counts = join.thread_counts(threads, None)
+        own = SeriesTotals(
+            runtime=self._passive.totals(watched.process.pid),
+            run_queue=counts.run_queue,
+            off_cpu=counts.off_cpu or {},
+            lost=counts.lost,
+        )
         return own + self._counted(watched, snapshot) if snapshot else own
 
     def _counted(self, watched: _Watched, snapshot: Snapshot) -> SeriesTotals:
@@ -399,7 +410,6 @@ class Fleet:
             sched_latency=counts.sched_latency,
             wait=counts.wait,
             state_ns=state_ns,
-            run_queue=counts.run_queue,
             lost=counts.lost,
             overhead_ns=round(watched.bill.ns),
             hits=sum(counts.hits),

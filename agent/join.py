@@ -6,7 +6,7 @@ window's ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,18 @@ import numpy as np
 from schedtrace import abi
 from schedtrace.histogram import Histogram
 from schedtrace.reasons import reason_name
-from schedtrace.window import CAUSES, STATES, FunctionTotals, LivingGoroutine, StateTime
+from schedtrace.window import (
+    CAUSES,
+    OFF_CPU,
+    STATES,
+    STOPS,
+    FunctionTotals,
+    LivingGoroutine,
+    OffCpuTotals,
+    Samples,
+    StateTime,
+    WaitParts,
+)
 
 UNKNOWN_FUNCTION = "(unknown)"
 LOST_NAMES: Mapping[abi.LostReason, str] = {
@@ -28,6 +39,7 @@ LOST_NAMES: Mapping[abi.LostReason, str] = {
     abi.LostReason.BEGAN_BEFORE: "interval_began_before_window",
     abi.LostReason.SWITCH_UNSEEN: "thread_switch_unseen",
     abi.LostReason.PROBE_UNKNOWN: "unknown_probe",
+    abi.LostReason.THREAD_UNKNOWN: "goroutine_of_thread_unknown",
 }
 _STATE = abi.GoroutineState
 _STANDING_OUT = 48
@@ -43,13 +55,23 @@ class Counts:
     wait: Mapping[str, Histogram]
     states: tuple[StateTime, ...]
     functions: tuple[FunctionTotals, ...]
-    run_queue: Histogram
     hits: tuple[int, ...]
     """By site, in the order of the target's record."""
     foreign_hits: int
     lost: Mapping[str, int]
     goroutines: int
     cgroup_id: int
+    wait_parts: WaitParts
+
+
+@dataclass(frozen=True)
+class ThreadCounts:
+    """What was counted of a process's threads. ``off_cpu`` is as in :class:`schedtrace.window.Window`."""
+
+    run_queue: Histogram
+    off_cpu: Mapping[str, Histogram] | None
+    functions: tuple[OffCpuTotals, ...]
+    lost: Mapping[str, int]
 
 
 def histogram(record: Any) -> Histogram:
@@ -185,6 +207,25 @@ def living_goroutines(
     return tuple(result)
 
 
+def samples(record: Any, stops: Collection[abi.Duration]) -> Samples:
+    """Put names to a record of :class:`abi.SampleStats`; ``stops``: which stops of the world the runtime records."""
+    return Samples(
+        sched_latency={CAUSES[i]: h for i, h in _histograms(record["sched_latency"])},
+        no_wait=int(record["no_wait"]),
+        stop_the_world={
+            name: histogram(record["stop_the_world"][duration])
+            for duration, name in enumerate(STOPS, start=abi.Duration.RUN + 1)
+            if duration in stops
+        },
+        parts=WaitParts(
+            total_ns=int(record["sched_latency"]["sum_ns"].sum()),
+            kernel_ns=int(record["kernel_ns"]),
+            stopped_ns=int(record["stopped_ns"]) if abi.Duration.STOPPED_OTHER in stops else None,
+            undivided_ns=int(record["undivided_ns"]),
+        ),
+    )
+
+
 def counts(snapshot: Any, reasons: Sequence[str], name_of: Callable[[int], str | None] | None) -> Counts:
     """Put names to a :class:`schedtrace.session.Snapshot`.
 
@@ -204,12 +245,56 @@ def counts(snapshot: Any, reasons: Sequence[str], name_of: Callable[[int], str |
         functions=function_totals(snapshot.functions, snapshot.goroutines, snapshot.time_ns, name_of)
         if name_of
         else (),
-        run_queue=histogram(stats["run_queue"]),
         hits=tuple(stats["hits"].tolist()),
         foreign_hits=snapshot.foreign_hits,
-        lost={
-            name: int(stats["lost"][reason]) for reason, name in LOST_NAMES.items() if stats["lost"][reason]
-        },
+        lost=_lost(stats),
         goroutines=len(snapshot.goroutines),
         cgroup_id=int(stats["cgroup_id"]),
+        wait_parts=WaitParts(
+            total_ns=int(stats["sched_latency"]["sum_ns"].sum()),
+            kernel_ns=int(stats["kernel_ns"]),
+            stopped_ns=None,
+            undivided_ns=int(stats["undivided_ns"]),
+        ),
     )
+
+
+def thread_counts(snapshot: Any, name_of: Callable[[int], str | None] | None) -> ThreadCounts:
+    """Put names to a :class:`schedtrace.thread_watch.ThreadSnapshot`; ``name_of`` as for :func:`counts`."""
+    stats = snapshot.stats
+    lost = _lost(stats)
+    if snapshot.unlisted:
+        name = LOST_NAMES[abi.LostReason.THREADS_FULL]
+        lost[name] = lost.get(name, 0) + snapshot.unlisted
+    off_cpu = {OFF_CPU[i]: histogram(record) for i, record in enumerate(stats["off_cpu"])}
+    return ThreadCounts(
+        run_queue=histogram(stats["run_queue"]),
+        off_cpu=off_cpu if snapshot.goroutines_known else None,
+        functions=_off_cpu_functions(snapshot.functions, name_of) if name_of else (),
+        lost=lost,
+    )
+
+
+def _off_cpu_functions(
+    totals: Mapping[int, Any], name_of: Callable[[int], str | None]
+) -> tuple[OffCpuTotals, ...]:
+    """By name, since several start functions may have one; those that were off the CPU longest first."""
+    sums: dict[str, OffCpuTotals] = {}
+    for start_pc, record in totals.items():
+        times, run_queue_ns, blocked_ns, max_ns = (int(record[field]) for field, _ in abi.OffCpuTotals._fields_)
+        name = (name_of(start_pc) if start_pc else None) or UNKNOWN_FUNCTION
+        sums[name] = sums.get(name, OffCpuTotals(name)) + OffCpuTotals(name, times, run_queue_ns, blocked_ns, max_ns)
+    return tuple(sorted(sums.values(), key=lambda each: -(each.run_queue_ns + each.blocked_ns)))
+
+
+def _lost(stats: Any) -> dict[str, int]:
+    return {name: int(stats["lost"][reason]) for reason, name in LOST_NAMES.items() if stats["lost"][reason]}
+
+
+def lost_in_all(*parts: Mapping[str, int]) -> dict[str, int]:
+    """Losses by reason, added up."""
+    sums: dict[str, int] = {}
+    for part in parts:
+        for reason, n in part.items():
+            sums[reason] = sums.get(reason, 0) + n
+    return sums

@@ -18,10 +18,12 @@ from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from schedtrace.bpf_text import RECORD
 from schedtrace.procfs import open_process
 from schedtrace.progress import Progress
 from schedtrace.session import Compilation, Sizes
 from schedtrace.streams import is_ours, is_plain
+from schedtrace.window import SAMPLED_LEVEL
 
 if TYPE_CHECKING:
     from schedtrace.attach import Watch
@@ -169,6 +171,7 @@ def attach(
     *,
     duration_seconds: float | None,
     interval_seconds: float,
+    level: str,
     syscalls: bool,
     max_goroutines: int,
     as_json: bool,
@@ -178,10 +181,11 @@ def attach(
         stop = stack.enter_context(_stop_signals())
         open_process(pid).close()  # the usual refusals don't have to wait for the compiler
         start = stack.enter_context(Progress(f"attaching to process {pid}"))
-        compilation = stack.enter_context(Compilation(Sizes(goroutines=max_goroutines)))
+        programs = {RECORD} if level == SAMPLED_LEVEL else set()
+        compilation = stack.enter_context(Compilation(Sizes(goroutines=max_goroutines), programs))
         from schedtrace.attach import Watch  # while BPF is compiled
 
-        watch = stack.enter_context(Watch(pid, compilation, syscalls=syscalls))
+        watch = stack.enter_context(Watch(pid, compilation, level=level, syscalls=syscalls))
         start.finish()
         # What prints is imported while the first data come in.
         from rich.console import Console

@@ -85,6 +85,11 @@ def reason_name(reasons: Sequence[str], number: int) -> str:
     return f"reason {number}"
 
 
+def running_reasons(reasons: Sequence[str]) -> int:
+    """Bit r: a goroutine that waits for reason r in fact runs on the system stack."""
+    return sum(1 << number for number, reason in enumerate(reasons[:REASON_COUNT]) if really_runs(reason))
+
+
 def target_record(offsets: Mapping[str, int], reasons: Sequence[str], *, stale_reasons: bool) -> Target:
     """The BPF side's record of a target, but for its slot.
 
@@ -105,12 +110,11 @@ def target_record(offsets: Mapping[str, int], reasons: Sequence[str], *, stale_r
         g_coroexit=offset("g.coroexit"),
         coro_gp=offset("coro.gp"),
         coroutine_reason=REASON_UNKNOWN,
+        running_reasons=0 if stale_reasons else running_reasons(reasons),
     )
     for number in range(REASON_COUNT):
         reason = reasons[number] if number < len(reasons) else ""
         record.cause_of_reason[number] = wake_cause(reason)
-        if really_runs(reason) and not stale_reasons:
-            record.running_reasons |= 1 << number
         if reason == COROUTINE:
             record.coroutine_reason = number
     return record

@@ -23,26 +23,43 @@ from schedtrace.formatting import (
     paragraph,
     plural,
     printable,
-    rough_duration,
     share,
     short_function,
 )
 from schedtrace.histogram import BOUNDS_SECONDS, Histogram
-from schedtrace.window import StateTime, Throttling, Window
+from schedtrace.report_samples import (
+    QUANTILES,
+    maximum,
+    parts_of_waits,
+    quantile,
+    quantiles,
+    sampled_latency,
+    stops_of_the_world,
+)
+from schedtrace.window import Samples, StateTime, Throttling, Window
 
 _TOP_STATES = 12
 _TOP_FUNCTIONS = 5
 _TOP_PROBES = 12
 _BAR = 40
 _CONTAINER_ID = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
-QUANTILE_TITLES = ("count", "p50", "p90", "p99", "max", "total")
 STATE_TITLES = ("state", "wait reason", "time", "goroutines", "times")
 FUNCTION_TITLES = ("function", "runs", "mean", "longest", "total")
 """Of :func:`function_rows`."""
+QUANTILE_TITLES = ("count", *QUANTILES, "total")
+"""Of :func:`quantile_row`."""
+_SAMPLED = "the sample's goroutines"
+_OFF_CPU = {
+    "preempted": "preempted by the kernel",
+    "blocked": "blocked in the kernel",
+    "woken": "woken from that",
+}
 
 
 def summary(window: Window) -> Text:
     """Everything that was seen, as printed at the end of a session."""
+    if window.samples:
+        return _sampled_summary(window, window.samples)
     latency = window.sched_latency_total
     return lines(
         [
@@ -50,7 +67,10 @@ def summary(window: Window) -> Text:
             *_throttling(window),
             *_sched_latency(window),
             *([Text(), _bars(latency)] if latency.count else []),
+            *parts_of_waits(window.wait_parts, "goroutines"),
             *_run_queue(window),
+            *_off_cpu(window),
+            *_functions_off_cpu(window, _TOP_FUNCTIONS),
             *_states(window, _TOP_STATES),
             *_functions_by_latency(window, _TOP_FUNCTIONS),
             *_functions_by_wait(window, _TOP_FUNCTIONS),
@@ -60,6 +80,29 @@ def summary(window: Window) -> Text:
             *_overhead(window),
         ]
     )
+
+
+def _sampled_summary(window: Window, samples: Samples) -> Text:
+    latency = samples.sched_latency_total
+    return lines(
+        [
+            *_header(window),
+            *_throttling(window),
+            *sampled_latency(samples),
+            *([Text(), _bars(latency)] if latency.count else []),
+            *what_samples_waited_for(samples),
+            *_run_queue(window),
+            *_probes(window),
+            *_unseen(window),
+            *_lost(window),
+            *_overhead(window),
+        ]
+    )
+
+
+def what_samples_waited_for(samples: Samples) -> list[Text]:
+    """At the sampled level."""
+    return [*parts_of_waits(samples.parts, _SAMPLED), *stops_of_the_world(samples)]
 
 
 @dataclass
@@ -82,11 +125,12 @@ class IntervalLines:
         rate = latency.count / (duration_ns / 1e9) if duration_ns > 0 else 0.0
         line = (
             f"{window.duration_ns / 1e9:>7.1f} s {rate:>9,.0f} "
-            f"{_quantile(latency, 0.5):>8} {_quantile(latency, 0.99):>8} {_maximum(latency):>8} "
-            f"{_quantile(run_queue, 0.99):>11} {duration(throttled_ns):>9} {lost:>6,}"
+            f"{quantile(latency, 0.5):>8} {quantile(latency, 0.99):>8} {maximum(latency):>8} "
+            f"{quantile(run_queue, 0.99):>11} {duration(throttled_ns):>9} {lost:>6,}"
         )
+        runs = "samples/s" if window.samples else "runs/s"
         titles = (
-            f"{'time':>9} {'runs/s':>9} {'wait p50':>8} {'p99':>8} {'max':>8} {'threads p99':>11}"
+            f"{'time':>9} {runs:>9} {'wait p50':>8} {'p99':>8} {'max':>8} {'threads p99':>11}"
             f" {'throttled':>9} {'lost':>6}"
         )
         return line if before is not None else f"{titles}\n{line}"
@@ -124,7 +168,10 @@ def size_and_limit(window: Window) -> str:
     """How many goroutines and threads there are, and what CPU they may use."""
     quota = window.target.quota_cores
     limit = "no CPU limit" if quota is None else f"CPU limit {amount(quota)} cores"
-    return f"{plural(window.goroutines, 'goroutine')} on {plural(window.threads, 'thread')}; {limit}"
+    counts = plural(window.threads, "thread")
+    if not window.samples:
+        counts = f"{plural(window.goroutines, 'goroutine')} on {counts}"
+    return f"{counts}; {limit}"
 
 
 def _throttling(window: Window) -> list[Text]:
@@ -147,14 +194,14 @@ def _sched_latency(window: Window) -> list[Text]:
         return [Text(), title, paragraph("none ran in this time")]
     rows = cause_rows(window)
     if len(rows) > 1:
-        rows.append(("all", *quantiles(window.sched_latency_total)))
+        rows.append(("all", *quantile_row(window.sched_latency_total)))
     return [Text(), title, columns(("cause", *QUANTILE_TITLES), rows, "<>>>>>>")]
 
 
 def cause_rows(window: Window) -> list[tuple[str, ...]]:
     """Each cause with the :func:`quantiles` of the waits to run after it, most time first."""
     causes = sorted(window.sched_latency.items(), key=lambda item: -item[1].sum_ns)
-    return [(cause, *quantiles(h)) for cause, h in causes]
+    return [(cause, *quantile_row(h)) for cause, h in causes]
 
 
 def _bars(histogram: Histogram) -> Text:
@@ -173,7 +220,32 @@ def _run_queue(window: Window) -> list[Text]:
     title = heading("Threads waiting for a CPU", "runnable for the kernel, not running")
     if not window.run_queue.count:
         return [Text(), title, paragraph("none waited")]
-    return [Text(), title, columns(QUANTILE_TITLES, [quantiles(window.run_queue)], ">>>>>>")]
+    return [Text(), title, columns(QUANTILE_TITLES, [quantile_row(window.run_queue)], ">>>>>>")]
+
+
+def _off_cpu(window: Window) -> list[Text]:
+    if window.off_cpu is None:
+        return []
+    title = heading("Goroutines running, but not on a CPU", "running for Go, their thread off the CPU")
+    rows = [(_OFF_CPU[reason], *quantile_row(h)) for reason, h in window.off_cpu.items() if h.count]
+    if not rows:
+        return [Text(), title, paragraph("none was")]
+    return [Text(), title, columns(("why", *QUANTILE_TITLES), rows, "<>>>>>>")]
+
+
+def _functions_off_cpu(window: Window, top: int) -> list[Text]:
+    rows = [
+        (
+            short_function(f.function),
+            count(f.times),
+            duration(f.max_ns),
+            duration(f.run_queue_ns),
+            duration(f.blocked_ns),
+        )
+        for f in window.off_cpu_functions[:top]
+    ]
+    titles = ("times", "longest", "for a CPU", "blocked")
+    return _functions("Who ran, but not on a CPU, most", titles, rows, len(window.off_cpu_functions))
 
 
 def _states(window: Window, top: int) -> list[Text]:
@@ -298,15 +370,6 @@ def _throttled_ns(window: Window) -> int:
     return window.throttling.throttled_ns if window.throttling else 0
 
 
-def quantiles(histogram: Histogram) -> tuple[str, ...]:
+def quantile_row(histogram: Histogram) -> tuple[str, ...]:
     """The cells under :data:`QUANTILE_TITLES`."""
-    quantiles = (_quantile(histogram, q) for q in (0.5, 0.9, 0.99))
-    return count(histogram.count), *quantiles, _maximum(histogram), duration(histogram.sum_ns)
-
-
-def _quantile(histogram: Histogram, q: float) -> str:
-    return rough_duration(histogram.quantile_seconds(q))
-
-
-def _maximum(histogram: Histogram) -> str:
-    return duration(histogram.max_ns) if histogram.count else "-"
+    return (*quantiles(histogram), duration(histogram.sum_ns))

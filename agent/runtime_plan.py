@@ -36,6 +36,12 @@ _HEAP_GOAL = tuple(
 )
 
 
+GOROUTINE_OF_THREAD = (
+    *("m.procid", "m.curg", "m.alllink", "g.m", "g.atomicstatus", "g.waitreason", "g.startpc"),
+)
+"""What leads from a thread to its goroutine."""
+
+
 @dataclass(frozen=True)
 class RuntimePlan:
     """Where the runtime's state is. Addresses are as linked, ``offsets`` as a layout has them ("p.id").
@@ -44,7 +50,9 @@ class RuntimePlan:
     was stopped "stopped_gc" and, from Go 1.22, "stopped_other"; of the time that stopping it took, from Go 1.22,
     "stopping_gc" and "stopping_other". ``buckets`` is how many buckets they have; ``underflow_offset`` and
     ``overflow_offset`` (None up to Go 1.19) are in them. ``gc_controller_vaddr`` is None also where the heap goal can't
-    be computed from it. ``code_vaddr`` is an address in the code of the same file. ``source``: "symtab" or "code".
+    be computed from it; ``allm_vaddr`` where the list of the runtime's ms can't be found or its form isn't known:
+    ``goroutines_of_threads_unseen`` then says why.
+    ``code_vaddr`` is an address in the code of the same file. ``source``: "symtab" or "code".
     """
 
     path: str
@@ -60,6 +68,8 @@ class RuntimePlan:
     allgs_vaddr: int
     memstats_vaddr: int | None
     gc_controller_vaddr: int | None
+    allm_vaddr: int | None
+    goroutines_of_threads_unseen: str
     histograms: Mapping[str, int]
     buckets: int
     underflow_offset: int
@@ -81,7 +91,10 @@ def make_runtime_plan(path: str) -> RuntimePlan:
             version = info.version.text if info.version else "its Go version is unknown"
             raise NotTraceable(f"{path}: {version}: only Go up to 1.{NEWEST_MINOR} is known, and it has no DWARF")
         data = find_runtime_data(binary, table, Symtab.read(binary), layout)
-        offsets = layout.offsets
+        offsets = dict(layout.offsets)
+        if data.alllink_offset is not None:
+            offsets["m.alllink"] = data.alllink_offset
+        unseen = _threads_unseen(data, offsets)
         return RuntimePlan(
             path=path,
             arch=binary.arch.value,
@@ -96,12 +109,22 @@ def make_runtime_plan(path: str) -> RuntimePlan:
             allgs_vaddr=data.allgs_vaddr,
             memstats_vaddr=data.memstats_vaddr,
             gc_controller_vaddr=_with_heap_goal(data, offsets),
+            allm_vaddr=None if unseen else data.allm_vaddr,
+            goroutines_of_threads_unseen=unseen,
             histograms={_NAMES[field]: vaddr for field, vaddr in data.histograms.items()},
             buckets=_buckets(path, offsets),
             underflow_offset=offsets["timeHistogram.underflow"],
             overflow_offset=offsets.get("timeHistogram.overflow"),
             code_vaddr=table.text_vaddr,
         )
+
+
+def _threads_unseen(data: RuntimeData, offsets: Mapping[str, int]) -> str:
+    """Why it can't be told which goroutine a thread runs; nothing if it can."""
+    if data.allm_vaddr is None:
+        return "its code doesn't show where the runtime's list of threads is"
+    missing = [field for field in GOROUTINE_OF_THREAD if field not in offsets]
+    return f"the layout of its runtime has no {missing[0]}" if missing else ""
 
 
 def _with_heap_goal(data: RuntimeData, offsets: Mapping[str, int]) -> int | None:

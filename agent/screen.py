@@ -23,6 +23,7 @@ from schedtrace.formatting import (
     short_function,
 )
 from schedtrace.histogram import BOUNDS_SECONDS, Histogram
+from schedtrace.histogram import total as merged
 from schedtrace.report import (
     FUNCTION_TITLES,
     QUANTILE_TITLES,
@@ -32,13 +33,15 @@ from schedtrace.report import (
     function_rows,
     losses,
     place_lines,
-    quantiles,
+    quantile_row,
     size_and_limit,
     state_rows,
     throttled,
     title_line,
+    what_samples_waited_for,
 )
-from schedtrace.window import LivingGoroutine, Window
+from schedtrace.report_samples import sampled_latency
+from schedtrace.window import LivingGoroutine, Samples, Window
 
 LEAST_WIDTH, LEAST_HEIGHT = 80, 24
 """What a terminal needs for all parts to be shown."""
@@ -99,14 +102,14 @@ def frame(view: View, width: int, height: int) -> Text:
 def _too_small(view: View, width: int, height: int) -> list[Text]:
     """What matters most, first."""
     window = view.window
-    count_, p50, _, p99, longest, total = quantiles(window.sched_latency_total)
+    count_, p50, _, p99, longest, total = quantile_row(window.sched_latency_total)
     parts = [
         Text(f"{width}×{height}: all is shown from {LEAST_WIDTH}×{LEAST_HEIGHT} on", "bold"),
         *([] if not view.frozen else [Text("PAUSED", "reverse")]),
         Text(f"{printable(window.target.name)} PID {window.target.pid}, {duration(window.duration_ns)}"),
         Text(f"waits to run: {count_}, {total}"),
         Text(f"p50 {p50}  p99 {p99}  max {longest}"),
-        Text(f"threads, for a CPU: p99 {quantiles(window.run_queue)[3]}"),
+        Text(f"threads, for a CPU: p99 {quantile_row(window.run_queue)[3]}"),
     ]
     if window.throttling and window.throttling.throttled_periods:
         parts.append(Text(f"THROTTLED for {duration(window.throttling.throttled_ns)}", "bold red"))
@@ -136,12 +139,16 @@ def _foot(view: View) -> Text:
     if not view.has_keys:
         return Text("Ctrl-C: end", "dim")
     pause = "go on" if view.frozen else "pause"
+    if view.window.samples:
+        return Text(f"q: end   p: {pause}", "dim")
     following = SORTS[(view.sort + 1) % len(SORTS)][0]
     return Text(f"q: end   p: {pause}   s: sort goroutines by {following}", "dim")
 
 
 def _body(view: View, width: int, rows: int) -> list[Text]:
     """Beside each other histogram and states, below delays (on a wide terminal with functions), then goroutines."""
+    if view.window.samples:
+        return _samples(view.window, view.window.samples, rows)
     window, wide = view.window, width >= _WIDE
     left = int(width * (0.5 if wide else _HISTOGRAM_SHARE))
     right = width - left - len(_GAP)
@@ -153,7 +160,7 @@ def _body(view: View, width: int, rows: int) -> list[Text]:
         rows,
         [
             (7, max(len(used), most_states) + 1),
-            (4 + min(len(causes), 3), 4 + len(causes)),
+            (4 + min(len(causes), 3), (4 if window.off_cpu is None else 5) + len(causes)),
             (5, len(window.worst) + 2),
         ],
     )
@@ -163,6 +170,14 @@ def _body(view: View, width: int, rows: int) -> list[Text]:
     else:
         middle = _delays(window, causes, width, heights[1])
     return [*upper, *middle, *_goroutines(view, width, heights[2], wide)]
+
+
+def _samples(window: Window, samples: Samples, rows: int) -> list[Text]:
+    """At the sampled level goroutines are not followed: causes, and what they waited for."""
+    threads = columns(("", *QUANTILE_TITLES), [("threads, for a CPU", *quantile_row(window.run_queue))], "<>>>>>>")
+    latency = sampled_latency(samples)[:3]  # without what a sample is
+    parts = [*latency, *what_samples_waited_for(samples), Text(), threads]
+    return [line for part in parts[1:] for line in part.split("\n", allow_blank=True)][:rows]
 
 
 def _share_out(rows: int, parts: Sequence[tuple[int, int]]) -> list[int]:
@@ -222,10 +237,16 @@ def _states(window: Window, width: int, rows: int, wide: bool) -> list[Text]:
 
 
 def _delays(window: Window, causes: Sequence[Sequence[str]], width: int, rows: int) -> list[Text]:
-    """Waits to run by what made the goroutine runnable; and what kept threads from running."""
-    shown = list(causes[: rows - 4])
-    threads = ("threads, for a CPU", *quantiles(window.run_queue))
-    cells = [*shown, ("all goroutines", *quantiles(window.sched_latency_total)), threads]
+    """Waits to run by what made the goroutine runnable; what kept threads from running, and goroutines that ran for Go
+    from doing so."""
+    fixed = [
+        ("all goroutines", *quantile_row(window.sched_latency_total)),
+        ("threads, for a CPU", *quantile_row(window.run_queue)),
+    ]
+    if window.off_cpu is not None and rows > 4 + min(len(causes), 3):
+        fixed.append(("running, off the CPU", *quantile_row(merged(tuple(window.off_cpu.values())))))
+    shown = list(causes[: rows - 2 - len(fixed)])
+    cells = [*shown, *fixed]
     some = f" ({len(shown)} of {len(causes)})" if len(shown) < len(causes) else ""
     titles = ("Sources of delay" + some, *QUANTILE_TITLES)
     if window.throttling is None:

@@ -39,6 +39,10 @@ class SeriesTotals:
     """By wait reason."""
     state_ns: Mapping[str, int] = field(default_factory=dict)
     run_queue: Histogram = field(default_factory=Histogram)
+    """Of threads: all the time that processes are watched, not only in windows."""
+    off_cpu: Mapping[str, Histogram] = field(default_factory=dict)
+    """By why, as in :data:`schedtrace.window.OFF_CPU`, all the time; nothing where it can't be told which goroutine a
+    thread runs."""
     lost: Mapping[str, int] = field(default_factory=dict)
     overhead_ns: int = 0
     hits: int = 0
@@ -55,6 +59,7 @@ class SeriesTotals:
             wait=add_histograms(self.wait, other.wait),
             state_ns=_add(self.state_ns, other.state_ns),
             run_queue=self.run_queue + other.run_queue,
+            off_cpu=add_histograms(self.off_cpu, other.off_cpu),
             lost=_add(self.lost, other.lost),
             overhead_ns=self.overhead_ns + other.overhead_ns,
             hits=self.hits + other.hits,

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from schedtrace import abi, calibrate
-from schedtrace.bpf_text import PROBE, program_of
+from schedtrace.bpf_text import program_of
 from schedtrace.calibrate import Calibration, Costs
 from schedtrace.errors import AttachFailed
 from schedtrace.plan import ProbePlan
-from schedtrace.reasons import target_record
+from schedtrace.procfs import Process
+from schedtrace.reasons import running_reasons, target_record
+from schedtrace.runtime_plan import GOROUTINE_OF_THREAD, RuntimePlan
 from schedtrace.session import ProbeSite, Session
 
 _STALE_REASONS_UNTIL = 19  # Go 1.19
+_CALIBRATED = {
+    "casgstatus": calibrate.CASGSTATUS,
+    "functions": calibrate.FUNCTIONS,
+    "record": calibrate.RECORDS,
+}
+"""Mode of a plan -> what is measured for the cost of its hits."""
+_ANY_REASON = (1 << 64) - 1
 
 
 def programs_of(plan: ProbePlan) -> set[str]:
     """What a session needs to attach the plan's probes and measure what a hit costs."""
-    return {PROBE, *(program_of(probe.kind) for probe in plan.probes)}
+    return {program_of(kind) for kind in (*(probe.kind for probe in plan.probes), *_CALIBRATED[plan.mode])}
 
 
 def sites_of(plan: ProbePlan) -> list[ProbeSite]:
@@ -45,6 +55,49 @@ def record_of(plan: ProbePlan, load_bias: int) -> abi.Target:
     return record
 
 
+def sampler_of(plan: ProbePlan, load_bias: int) -> abi.Sampler | None:
+    """What the BPF side must know for the sampled level, if the plan has its probe."""
+    sampled, layout = plan.sampled, plan.layout
+    if sampled is None or layout is None or all(probe.kind is not abi.ProbeKind.RECORD for probe in plan.probes):
+        return None
+    sampler = abi.Sampler(
+        g_m=layout.offsets["g.m"],
+        m_curg=layout.offsets["m.curg"],
+        g_status=layout.offsets["g.atomicstatus"],
+        g_pc=layout.offsets["g.sched.pc"],
+    )
+    for duration, vaddr in sampled.histograms.items():
+        sampler.histograms[duration] = load_bias + vaddr
+    for i, (vaddr, place) in enumerate(sampled.stops):
+        sampler.stops[i], sampler.places[i] = load_bias + vaddr, place
+    return sampler
+
+
+def stops_of(plan: ProbePlan) -> set[abi.Duration]:
+    """Which stops of the world the sampled level sees."""
+    return set(plan.sampled.histograms) - {abi.Duration.RUN} if plan.sampled else set()
+
+
+def process_of(
+    process: Process, runtime: RuntimePlan | None, reasons: Sequence[str], load_bias: int, *, by_function: bool
+) -> abi.Process:
+    """The BPF side's record of a process whose threads are watched. ``runtime``: where its list of threads is, if that
+    is known; ``reasons``: names of wait reasons by number. ``by_function``: whether also to count by start function."""
+    if runtime is None or runtime.allm_vaddr is None:
+        return abi.Process()
+    device = os.stat("/proc/self/ns/pid").st_dev  # noqa: PTH116 (of all namespaces)
+    record = abi.Process(
+        allm=load_bias + runtime.allm_vaddr,
+        running_reasons=_ANY_REASON if runtime.minor <= _STALE_REASONS_UNTIL else running_reasons(reasons),
+        pid_namespace=process.namespaces.pid,
+        pid_namespace_device=os.major(device) << 20 | os.minor(device),
+        by_function=by_function,
+    )
+    for field in GOROUTINE_OF_THREAD:
+        setattr(record, field.replace(".", "_"), runtime.offsets[field])
+    return record
+
+
 def reasons_of(plan: ProbePlan) -> tuple[str, ...]:
     """Names of wait reasons by number; empty if not known."""
     return plan.layout.wait_reasons if plan.layout else ()
@@ -53,7 +106,7 @@ def reasons_of(plan: ProbePlan) -> tuple[str, ...]:
 def calibration(session: Session, mode: str, emulated: Collection[bool]) -> Calibration | None:
     """Measures what a hit costs, with the kinds of probes that a plan of that ``mode`` has; None if that can't be done.
     The session needs room for one more target."""
-    kinds = calibrate.CASGSTATUS if mode == "casgstatus" else calibrate.FUNCTIONS
+    kinds = _CALIBRATED[mode]
     with suppress(AttachFailed, OSError):
         return Calibration(session, kinds, emulated)
     return None

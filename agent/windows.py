@@ -177,9 +177,11 @@ class Windows:
         hits_limit = max(int(limit_ns / max(costs[probe.emulated] for probe in plan.probes)), 1)
         member.bill = Bill()
         with suppress(SchedtraceError):
-            record = target.record_of(plan, member.process.load_bias())
-            window = member.probed.window
-            self._session.watch(member.process.pid, record, window, hits_limit, time_before=False)
+            bias, window = member.process.load_bias(), member.probed.window
+            record, sampler = target.record_of(plan, bias), target.sampler_of(plan, bias)
+            self._session.watch(
+                member.process.pid, record, window, hits_limit, sampler=sampler, time_before=False
+            )
 
 
 def _levels_of(_probed: Probed) -> tuple[Level, ...]:

@@ -9,10 +9,7 @@
 #define SCHEDTRACE_GOROUTINE_H
 
 #include "maps.h"
-
-/* bpf_probe_read_user by another name. Where BCC sees that one it reads all of /proc/kallsyms, to learn whether the kernel
- * has it (all since 5.5 do): a fifth of the time to compile. */
-static long (*read_user)(void *to, __u32 size, const void *from) = (void *)BPF_FUNC_probe_read_user;
+#include "user_memory.h"
 
 /* Not one of Go's states: this goroutine has not been seen before. */
 #define STATE_UNSEEN 0xff

@@ -1,22 +1,30 @@
 /* SPDX-License-Identifier: GPL-2.0
  *
  * The maps. Sizes are given by session.py (-D): MAX_TARGETS, MAX_GOROUTINES, MAX_FUNCTIONS, MAX_THREADS.
+ * There may be as many processes whose threads are watched as targets.
  */
 #ifndef SCHEDTRACE_MAPS_H
 #define SCHEDTRACE_MAPS_H
 
 #include "types.h"
 
-/* struct target_stats to BCC: it would make printing code for each of 2,300 numbers, a fifth of the time to compile. */
+/* The statistics to BCC: it would make printing code for each of 2,300 numbers, a fifth of the time to compile. */
 struct target_stats_bytes {
 	char bytes[sizeof(struct target_stats)] __attribute__((aligned(8)));
+};
+struct thread_stats_bytes {
+	char bytes[sizeof(struct thread_stats)] __attribute__((aligned(8)));
 };
 
 BPF_HASH(targets, __u32, struct target, MAX_TARGETS);
 BPF_HASH(goroutines, struct goroutine_key, struct goroutine, MAX_GOROUTINES);
 BPF_HASH(functions, struct function_key, struct totals, MAX_FUNCTIONS);
-BPF_HASH(threads, __u32, struct thread, MAX_THREADS);
 BPF_PERCPU_ARRAY(stats, struct target_stats_bytes, MAX_TARGETS);
+BPF_HASH(process_slots, __u32, struct process_slot, MAX_TARGETS);
+BPF_ARRAY(processes, struct process, MAX_TARGETS);
+BPF_HASH(threads, __u32, struct thread, MAX_THREADS);
+BPF_PERCPU_ARRAY(thread_stats, struct thread_stats_bytes, MAX_TARGETS);
+BPF_HASH(off_cpu_functions, struct function_key, struct off_cpu_totals, MAX_FUNCTIONS);
 BPF_ARRAY(windows, struct window, MAX_TARGETS + 1);
 BPF_RINGBUF_OUTPUT(window_ends, 1);
 /* Probes sit on an executable, not on a process: hits by processes nobody asked about are paid for all the same. */

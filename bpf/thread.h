@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0
  *
- * The kernel's side: how long threads of targets are runnable and not running. They are in `threads` when user space
- * lists them at attach, or when they are created later (task_newtask tells a thread from a process).
+ * The kernel's side: how long threads of Go processes are runnable and not running, and how long a goroutine that runs
+ * for Go is off the CPU because its thread is. No probe is needed, so it is counted all the time that a process is
+ * watched, whether it is a target or not.
  *
- * A wait begins where the kernel's own run_delay does: at the wake-up, or when a thread that still wants to run is
- * switched out; it ends when the thread is switched in. Not every switch or wake-up is reported: the kernel leaves out a
- * tracepoint's programs on a CPU where another BPF program or a bpf() call was interrupted (bpf_prog_active), and some
- * kernels hide switches away from certain tasks. That shows at the thread's next event, and the wait is counted as lost.
+ * Threads are in `threads` when user space lists them, or when they are created later (task_newtask tells a thread from
+ * a process). A wait begins where the kernel's own run_delay does: at the wake-up, or when a thread that still wants to
+ * run is switched out; it ends when the thread is switched in. Not every switch or wake-up is reported: the kernel leaves
+ * out a tracepoint's programs on a CPU where another BPF program or a bpf() call was interrupted (bpf_prog_active), and
+ * some kernels hide switches away from certain tasks. That shows at the thread's next event, and the wait is counted as
+ * lost.
  */
 #ifndef SCHEDTRACE_THREAD_H
 #define SCHEDTRACE_THREAD_H
 
 #include "maps.h"
+#include "current_goroutine.h"
 
 #define CLONE_THREAD 0x00010000ULL
 /* sched_switch's prev_state: the task's state bits; TASK_REPORT_MAX (0x100) stands for "preempted". None of the lower
@@ -45,68 +49,127 @@ TRACEPOINT_PROBE(sched, sched_wakeup_new)
 	return 0;
 }
 
-/* Where to count what a thread does; 0 if its window has ended. */
-static __always_inline struct target_stats *stats_of_thread(struct thread *t, __u64 now)
+/* The interval in which a goroutine ran for Go and its thread was off the CPU is over. */
+static __always_inline void count_off_cpu(struct thread *t, struct thread_stats *s, __u64 now)
 {
-	__u32 i = t->window;
-	struct window *window = windows.lookup(&i);
+	__u64 off_ns = now - t->off_since_ns, woken_ns = 0;
 
-	if (!window || now >= window->until_ns)
-		return 0;
-	return stats_of(t->slot);
+	if (t->off_cpu == OFF_CPU_BLOCKED) {
+		woken_ns = now - t->runnable_since_ns;
+		record(&s->off_cpu[OFF_CPU_BLOCKED], off_ns - woken_ns);
+		record(&s->off_cpu[OFF_CPU_WOKEN], woken_ns);
+	} else {
+		record(&s->off_cpu[OFF_CPU_PREEMPTED], off_ns);
+	}
+
+	struct process *process = processes.lookup(&t->slot);
+	struct function_key key = { .start_pc = t->start_pc, .slot = t->slot };
+	struct off_cpu_totals *sum;
+
+	if (!process || !process->by_function)
+		return;
+	sum = off_cpu_functions.lookup(&key);
+	if (!sum) {
+		struct off_cpu_totals none = {};
+
+		off_cpu_functions.insert(&key, &none);
+		sum = off_cpu_functions.lookup(&key);
+		if (!sum) {
+			add(&s->lost[LOST_FUNCTIONS_FULL], 1);
+			return;
+		}
+	}
+	add(&sum->times, 1);
+	if (t->off_cpu == OFF_CPU_BLOCKED) {
+		add(&sum->run_queue_ns, woken_ns);
+		add(&sum->blocked_ns, off_ns - woken_ns);
+	} else {
+		add(&sum->run_queue_ns, off_ns);
+	}
+	if (off_ns > sum->max_ns)
+		sum->max_ns = off_ns;
 }
 
-static __always_inline void lost_wait(struct thread *t, __u64 now, __u32 reason)
+/* The current thread is switched out. */
+static __always_inline void switched_out(struct thread *t, __u64 now, int wants_to_run)
 {
-	struct target_stats *s = stats_of_thread(t, now);
+	struct thread_stats *s = thread_stats_of(t->slot);
 
-	if (s)
-		lost(s, reason);
+	if (s && t->on_cpu == THREAD_OFF && t->runnable_since_ns)
+		add(&s->lost[LOST_SWITCH_UNSEEN], 1); /* it waited, and its switch in was not seen */
+	t->on_cpu = THREAD_OFF;
+	t->runnable_since_ns = wants_to_run ? now : 0;
+	t->off_cpu = wants_to_run ? OFF_CPU_PREEMPTED : OFF_CPU_BLOCKED;
+	t->off_since_ns = s && runs_goroutine(t, s, now) ? now : 0;
+}
+
+static __always_inline void switched_in(struct thread *t, __u64 now)
+{
+	struct thread_stats *s = thread_stats_of(t->slot);
+	__u64 since = t->runnable_since_ns;
+
+	if (s && !since) {
+		add(&s->lost[t->on_cpu == THREAD_UNKNOWN ? LOST_BEGAN_BEFORE : LOST_SWITCH_UNSEEN], 1);
+	} else if (s && now >= since) {
+		struct wait *wait = &t->waits[t->waited++ % WAITS_KEPT];
+
+		wait->begin_ns = since;
+		wait->end_ns = now;
+		record(&s->run_queue, now - since);
+		if (t->off_since_ns && t->off_since_ns <= since)
+			count_off_cpu(t, s, now);
+	}
+	t->off_since_ns = 0;
+	t->on_cpu = THREAD_ON;
+	t->runnable_since_ns = 0;
 }
 
 TRACEPOINT_PROBE(sched, sched_switch)
 {
 	__u32 prev = args->prev_pid, next = args->next_pid;
-	struct thread *t = threads.lookup(&prev);
 	__u64 now = bpf_ktime_get_ns();
+	struct thread *t;
 
-	if (t) {
-		if (t->on_cpu == THREAD_OFF && t->runnable_since_ns)
-			lost_wait(t, now, LOST_SWITCH_UNSEEN); /* it waited, and its switch in was not seen */
-		t->on_cpu = THREAD_OFF;
-		t->runnable_since_ns = (args->prev_state & PREV_STATE_MASK) ? 0 : now;
+	if (prev) { /* 0: a CPU's idle task */
+		t = threads.lookup(&prev);
+		if (t)
+			switched_out(t, now, !(args->prev_state & PREV_STATE_MASK));
 	}
-	t = threads.lookup(&next);
-	if (t) {
-		struct target_stats *s = stats_of_thread(t, now);
-
-		if (!t->runnable_since_ns)
-			lost_wait(t, now, t->on_cpu == THREAD_UNKNOWN ? LOST_BEGAN_BEFORE : LOST_SWITCH_UNSEEN);
-		else if (s && now >= t->runnable_since_ns)
-			record(&s->run_queue, now - t->runnable_since_ns);
-		t->on_cpu = THREAD_ON;
-		t->runnable_since_ns = 0;
+	if (next) {
+		t = threads.lookup(&next);
+		if (t)
+			switched_in(t, now);
 	}
 	return 0;
+}
+
+/* The process is another program, or is gone: what it does is not recorded, and user space is told. */
+static __always_inline void another_program(__u32 tgid)
+{
+	targets.delete(&tgid);
+	process_slots.delete(&tgid);
+	threads.delete(&tgid); /* of the threads none but this one is left */
 }
 
 TRACEPOINT_PROBE(task, task_newtask)
 {
 	__u32 tgid = bpf_get_current_pid_tgid() >> 32, tid = args->pid;
-	struct target *target;
-	struct target_stats *s;
+	struct process_slot *process;
+	struct thread_stats *s;
 
-	if (!(args->clone_flags & CLONE_THREAD))
+	if (!(args->clone_flags & CLONE_THREAD)) {
+		another_program(tid); /* a new process: if that id is known, it is of one that has ended */
 		return 0;
-	target = targets.lookup(&tgid);
-	if (!target)
+	}
+	process = process_slots.lookup(&tgid);
+	if (!process)
 		return 0;
-	struct thread fresh = { .slot = target->slot, .window = target->window, .on_cpu = THREAD_OFF };
+	struct thread fresh = { .slot = process->slot, .on_cpu = THREAD_OFF };
 
 	if (threads.update(&tid, &fresh)) {
-		s = stats_of(target->slot);
+		s = thread_stats_of(process->slot);
 		if (s)
-			lost(s, LOST_THREADS_FULL);
+			add(&s->lost[LOST_THREADS_FULL], 1);
 	}
 	return 0;
 }
@@ -117,16 +180,6 @@ TRACEPOINT_PROBE(sched, sched_process_exit)
 
 	threads.delete(&tid);
 	return 0;
-}
-
-/* After execve the process is another program: what it does is not recorded, and user space is told. Of its threads
- * only one is left. */
-static __always_inline void another_program(__u32 tgid)
-{
-	if (!targets.lookup(&tgid))
-		return;
-	targets.delete(&tgid);
-	threads.delete(&tgid);
 }
 
 TRACEPOINT_PROBE(sched, sched_process_exec)

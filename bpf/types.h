@@ -39,7 +39,8 @@ enum wake_cause {
 	CAUSE_SYSCALL = 8,
 	CAUSE_GC = 9,
 	CAUSE_OTHER = 10,
-	CAUSE_COUNT = 11,
+	CAUSE_UNKNOWN = 11,         /* a sample whose goroutine does not show it */
+	CAUSE_COUNT = 12,
 };
 
 /* What it means that a probe is hit: which goroutine does what. */
@@ -59,7 +60,28 @@ enum probe_kind {
 	KIND_SYSCALL_EXIT = 12,     /* exitsyscall, on the goroutine's own stack */
 	KIND_SYSCALL_EXIT_NO_P = 13, /* exitsyscallNoP(gp), exitsyscall0(gp) up to Go 1.25: back, and no P is free */
 	KIND_COROUTINE_SWITCH = 14, /* coroswitch_m(gp): gp stops or ends, and the goroutine of its coroutine runs at once */
-	KIND_COUNT = 15,
+	KIND_RECORD = 15,           /* (*timeHistogram).record(h, ns): the runtime's own sample of how long something took */
+	KIND_COUNT = 16,
+};
+
+/* What the runtime hands to its histograms, by which of them it is. */
+enum duration {
+	DURATION_RUN = 0,            /* sched.timeToRun: how long a goroutine that begins to run was runnable */
+	DURATION_STOPPING_GC = 1,    /* until all Ps had stopped, for the garbage collector */
+	DURATION_STOPPING_OTHER = 2, /* and for other reasons */
+	DURATION_STOPPED_GC = 3,     /* from the wish to stop until all run again */
+	DURATION_STOPPED_OTHER = 4,
+	DURATION_COUNT = 5,
+};
+
+/* What a goroutine did where it stopped, by the address at which it goes on. */
+enum stop_place {
+	PLACE_UNKNOWN = 0,
+	PLACE_PARK = 1,              /* it waits: g.waitreason is the cause of its wake */
+	PLACE_YIELD = 2,             /* Gosched and the like */
+	PLACE_SYSCALL = 3,           /* back from a system call without a P */
+	PLACE_PREEMPT = 4,           /* stopped by a signal */
+	PLACE_COUNT = 5,
 };
 
 /* Everything that is not recorded, by reason. */
@@ -73,7 +95,16 @@ enum lost_reason {
 	LOST_BEGAN_BEFORE = 6,      /* interval began before the window: its length is not known, only its end */
 	LOST_SWITCH_UNSEEN = 7,     /* a thread's wait for a CPU: the kernel did not report where it begins or ends */
 	LOST_PROBE_UNKNOWN = 8,     /* a hit at an address that is none of the target's probes: what it means is not known */
-	LOST_COUNT = 9,
+	LOST_THREAD_UNKNOWN = 9,    /* a thread left the CPU before its runtime.m was found: perhaps it ran a goroutine */
+	LOST_COUNT = 10,
+};
+
+/* Why a goroutine that runs for Go is off the CPU. */
+enum off_cpu {
+	OFF_CPU_PREEMPTED = 0,      /* its thread still wanted to run: all of it is a wait on the kernel's run queue */
+	OFF_CPU_BLOCKED = 1,        /* its thread slept in the kernel (page fault, lock, raw system call), until the wake-up */
+	OFF_CPU_WOKEN = 2,          /* then the thread waited on the run queue: behind each interval that is blocked */
+	OFF_CPU_COUNT = 3,
 };
 
 /* A histogram slot k holds (2^(k-1), 2^k] microseconds, slot 0 all up to 1 us; the last one, all above 2^23 us
@@ -84,8 +115,10 @@ enum lost_reason {
 #define REASON_UNKNOWN 63    /* not read: the layout is not known, or the read failed */
 #define OFFSET_UNKNOWN 0xffff
 #define SITE_LIMIT 32        /* probes of one target, and a last place that stays empty, for addresses not known */
+#define STOP_LIMIT 48        /* places where goroutines of one target stop; 16 without profile-guided optimisation */
 #define HITS_BATCH 16        /* see target.hits: a limit is overshot by at most so many a CPU and site, less one */
 #define NO_LIMIT 0xffffffffffffffffULL
+#define WAITS_KEPT 4         /* waits of a thread for a CPU, the last ones */
 #define INJECT_LIMIT 256     /* what netpoll can hand over at once: 128 events, of which each may wake two */
 
 struct histogram {
@@ -165,13 +198,42 @@ struct target_stats {
 	__u64 transitions[STATE_COUNT * STATE_COUNT]; /* [from * STATE_COUNT + to] */
 	struct histogram sched_latency[CAUSE_COUNT];
 	struct histogram wait[REASON_COUNT];
-	struct histogram run_queue;  /* threads: runnable for the kernel, not running */
+	__u64 kernel_ns;             /* of all in sched_latency: the thread was runnable and not running */
+	__u64 undivided_ns;          /* not known: nothing is known of the thread */
 	__u64 partial_ns[STATE_COUNT]; /* time in intervals that are in no histogram: all of running and syscall */
 	__u64 partial_wait_ns[REASON_COUNT]; /* of waiting that began before the window */
 	__u64 partial_waits[REASON_COUNT];
 	__u64 hits[SITE_LIMIT];      /* by index into target.sites */
 	__u64 lost[LOST_COUNT];
 	__u64 cgroup_id;             /* cgroup2 id of the thread of the last event; 1 where only v1 is used */
+};
+
+/* A thread was runnable and did not run; or the world was stopped. */
+struct wait {
+	__u64 begin_ns;
+	__u64 end_ns;
+};
+
+/* samplers[tgid]: what the sampled level must know of a target. */
+struct sampler {
+	__u64 histograms[DURATION_COUNT]; /* run-time addresses; 0: the runtime has none */
+	__u64 stops[STOP_LIMIT];     /* run-time addresses at which goroutines go on, most frequent first; 0 ends the list */
+	__u8 places[STOP_LIMIT];     /* enum stop_place of each */
+	struct wait stopped;         /* the world, the last time; end_ns is NO_LIMIT until all run again */
+	__u16 g_m;                   /* byte offsets */
+	__u16 m_curg;
+	__u16 g_status;
+	__u16 g_pc;                  /* of g.sched.pc */
+};
+
+/* samples[slot], per CPU: monotonic, as stats. */
+struct sample_stats {
+	struct histogram sched_latency[CAUSE_COUNT];
+	struct histogram stop_the_world[DURATION_COUNT]; /* the first is not used */
+	__u64 no_wait;               /* samples of 0 ns: of what is no wait to run (see record.h) */
+	__u64 kernel_ns;             /* of all in sched_latency: the thread was runnable and not running */
+	__u64 stopped_ns;            /* the thread ran, and the world was stopped */
+	__u64 undivided_ns;          /* not known: nothing is known of the thread */
 };
 
 /* Sent for every execve on the node, where the agent looks for Go processes. */
@@ -191,12 +253,59 @@ struct window_end {
 	__u32 padding;
 };
 
-/* threads[tid] of targets. */
+/* processes[slot]: one whose threads are watched, with or without probes in it. */
+struct process {
+	__u64 allm;                  /* run-time address of runtime.allm; 0: not known, so only the run queue is counted */
+	__u64 running_reasons;       /* as in target */
+	__u64 pid_namespace;         /* the one it sees its threads' ids in: inode and device, the latter as the kernel has it */
+	__u64 pid_namespace_device;
+	__u16 m_procid;              /* byte offsets in runtime.m and runtime.g */
+	__u16 m_curg;
+	__u16 m_alllink;
+	__u16 g_m;
+	__u16 g_atomicstatus;
+	__u16 g_waitreason;
+	__u16 g_startpc;
+	__u8 by_function;            /* whether off_cpu_functions is wanted */
+	__u8 padding;
+};
+
+/* process_slots[tgid] */
+struct process_slot {
+	__u32 slot;
+	__u32 padding;
+};
+
+/* thread_stats[slot], per CPU: monotonic, as stats are. */
+struct thread_stats {
+	struct histogram run_queue;  /* threads: runnable for the kernel, not running */
+	struct histogram off_cpu[OFF_CPU_COUNT]; /* goroutines running for Go, their threads off the CPU */
+	__u64 lost[LOST_COUNT];
+};
+
+/* off_cpu_functions[(start_pc, slot)] */
+struct off_cpu_totals {
+	__u64 times;
+	__u64 run_queue_ns;          /* preempted and woken */
+	__u64 blocked_ns;
+	__u64 max_ns;                /* from off the CPU until on it again */
+};
+
+/* threads[tid] of processes whose threads are watched. */
 struct thread {
 	__u64 runnable_since_ns;     /* 0: running, or blocked */
+	__u64 m;                     /* address of its runtime.m, 0 not found; it is this thread's only while m.procid says so */
+	__u64 next_m;                /* where to go on looking for it, 0 at the beginning */
+	__u64 look_again_ns;         /* not before: it was not on the list */
+	__u64 off_since_ns;          /* since when its goroutine runs for Go and it is off the CPU; 0: no such thing */
+	__u64 start_pc;              /* of that goroutine */
+	struct wait waits[WAITS_KEPT]; /* the last ones, the n-th since it is known at [n % WAITS_KEPT] */
+	__u32 waited;                /* how many there were */
 	__u32 slot;
-	__u16 window;
-	__u16 on_cpu;                /* 0: not known yet; else enum on_cpu of thread.h */
+	__u32 procid;                /* its id as it sees itself; 0 not known yet */
+	__u8 on_cpu;                 /* 0: not known yet; else enum on_cpu of thread.h */
+	__u8 off_cpu;                /* enum off_cpu: preempted or blocked */
+	__u8 padding[2];
 };
 
 #endif

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from schedtrace.errors import NotTraceable
 from schedtrace.symbols.binary import Binary
-from schedtrace.symbols.code import data_operands
+from schedtrace.symbols.code import data_operands, displacements
 from schedtrace.symbols.layout import Layout
 from schedtrace.symbols.pclntab import Pclntab
 from schedtrace.symbols.symtab import Symtab
@@ -63,6 +63,11 @@ _DERIVATIONS: Mapping[str, tuple[tuple[_Use, ...], ...]] = {
         (("forEachG", (_SELF,)), ("gcPrepareMarkRoots|gcMarkRootPrepare", (_SELF,))),
         (("forEachG", (_SELF,)), ("markroot", (_SELF,))),  # up to Go 1.17
     ),
+    "allm": (
+        (("mcommoninit", (_SELF,)), ("mexit", (_SELF,))),
+        (("mcommoninit", (_SELF,)), ("schedtrace", (_SELF,))),
+        (("mexit", (_SELF,)), ("schedtrace", (_SELF,))),
+    ),
     "memstats": (
         (("gcMarkTermination", ("mstats.numgc", "mstats.numforcedgc", "mstats.pause_total_ns")),),
         (("gcTrigger.test", ("mstats.last_gc_nanotime", "mstats.enablegc")),),
@@ -77,6 +82,11 @@ _DERIVATIONS: Mapping[str, tuple[tuple[_Use, ...], ...]] = {
 }  # fmt: skip
 # Uses none of them: what it names is named everywhere, such as where a shared object finds the running goroutine.
 _UNRELATED = "(*semaRoot).dequeue"
+# Those functions use fields of sched, too.
+_OUTSIDE_OF_SCHED = frozenset({"allm"})
+# They follow the list of all ms, through m.alllink, whose place differs between patch releases of 1.23 and 1.24.
+_ALLM_WALKERS = ("mcommoninit", "mexit", "schedtrace")
+_M_END = 1024
 _NEEDED = ("sched", "allp", "gomaxprocs", "allgs")
 # What else a layout must have; without the fields of memstats and gcController the two are left out.
 _NEEDED_FIELDS = (
@@ -96,7 +106,8 @@ _RECORDERS = {
 class RuntimeData:
     """Addresses as linked. ``histograms`` has those of the timeHistograms by the field that they are, such as
     "schedt.timeToRun". ``memstats_vaddr`` and ``gc_controller_vaddr`` are None where they can't be found or the layout
-    doesn't describe them. ``source``: "symtab" or "code".
+    doesn't describe them; ``allm_vaddr`` where it can't be, and then so is ``alllink_offset``, the offset in bytes of
+    m.alllink. ``source``: "symtab" or "code".
     """
 
     sched_vaddr: int
@@ -105,6 +116,8 @@ class RuntimeData:
     allgs_vaddr: int
     memstats_vaddr: int | None
     gc_controller_vaddr: int | None
+    allm_vaddr: int | None
+    alllink_offset: int | None
     histograms: Mapping[str, int]
     source: str
 
@@ -130,6 +143,7 @@ def find_runtime_data(binary: Binary, table: Pclntab, symtab: Symtab | None, lay
             histograms[field] = base + offset
     if TIME_TO_RUN not in histograms:
         raise NotTraceable(f"{binary.path}: its code doesn't record scheduling latencies where {layout.toolchain} does")
+    alllink = _alllink_offset(uses, layout)
     return RuntimeData(
         sched_vaddr=sched or 0,
         allp_vaddr=places["allp"] or 0,
@@ -137,6 +151,8 @@ def find_runtime_data(binary: Binary, table: Pclntab, symtab: Symtab | None, lay
         allgs_vaddr=places["allgs"] or 0,
         memstats_vaddr=memstats,
         gc_controller_vaddr=places["gcController"],
+        allm_vaddr=None if alllink is None else places["allm"],
+        alllink_offset=None if places["allm"] is None else alllink,
         histograms=histograms,
         source="symtab" if all(_RUNTIME + name in symbols for name in _NEEDED) else "code",
     )
@@ -148,6 +164,17 @@ def derivations_of(
     """For each variable the addresses that each of its derivations leaves possible: one, where it says what it is."""
     uses = _Uses(binary, table, layout)
     return {name: tuple(uses.places(name, d) for d in ds) for name, ds in _DERIVATIONS.items()}
+
+
+def _alllink_offset(uses: "_Uses", layout: Layout) -> int | None:
+    """Where m.alllink is, by the code that follows it: the one offset behind m.spinning that all such functions use.
+    None if there are several or none, or the layout knows another."""
+    spinning = layout.offsets.get("m.spinning")
+    if spinning is None:
+        return None
+    used = [uses.displacements(function) for function in _ALLM_WALKERS]
+    found = [offset for offset in frozenset.intersection(*used) if spinning < offset < _M_END]
+    return found[0] if len(found) == 1 and layout.offsets.get("m.alllink", found[0]) == found[0] else None
 
 
 def _agreed(binary: Binary, uses: "_Uses", name: str, symbol: tuple[int, int] | None) -> int | None:
@@ -179,6 +206,7 @@ class _Uses:
         names = {_RUNTIME + name for function in functions for name in function.split("|")}
         self._functions = table.functions_named(names)
         self._targets: dict[str, frozenset[int]] = {}
+        self._sched: frozenset[int] | None = None
 
     def targets(self, function: str) -> frozenset[int]:
         """The addresses in the code of a function; none if it isn't there."""
@@ -187,6 +215,19 @@ class _Uses:
             operands = data_operands(self._binary, there[0]) if there else ()
             self._targets[function] = frozenset(operand.target_vaddr for operand in operands)
         return self._targets[function]
+
+    def displacements(self, function: str) -> frozenset[int]:
+        """What is added to registers in the code of a function; nothing if it isn't there."""
+        there = self._functions.get(_RUNTIME + function)
+        return displacements(self._binary, there) if there else frozenset()
+
+    def _fields_of_sched(self) -> frozenset[int]:
+        """Addresses in sched, wherever it could be."""
+        if self._sched is None:
+            ways = [self.places("sched", derivation) for derivation in _DERIVATIONS["sched"]]
+            size = self.size_of("sched")
+            self._sched = frozenset(a for places in ways for start in places for a in range(start, start + size, 4))
+        return self._sched
 
     def places(self, name: str, derivation: tuple[_Use, ...]) -> frozenset[int]:
         """Where the variable could be by that derivation; nowhere if the layout lacks a field that tells."""
@@ -197,6 +238,8 @@ class _Uses:
                 possible = shifted if possible is None else possible & shifted
         if possible and name in _SLICES:  # where only one word is asked for, the words behind it look the same
             possible = frozenset(vaddr for vaddr in possible if vaddr - _WORD not in possible)
+        if possible and name in _OUTSIDE_OF_SCHED:
+            possible -= self._fields_of_sched()
         alignment = 4 if name == "gomaxprocs" else _WORD
         return frozenset(vaddr for vaddr in possible or () if vaddr % alignment == 0)
 
@@ -218,6 +261,6 @@ class _Uses:
         """In bytes, at least."""
         struct = {"sched": "schedt", "memstats": "mstats", "gcController": "gcControllerState"}.get(name)
         if struct is None:
-            return 4 if name == "gomaxprocs" else 3 * _WORD
+            return {"gomaxprocs": 4, "allm": _WORD}.get(name, 3 * _WORD)
         fields = [offset for field, offset in self._layout.offsets.items() if field.startswith(f"{struct}.")]
         return self._layout.sizes.get(struct, max(fields, default=0) + _WORD)

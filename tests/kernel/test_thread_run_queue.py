@@ -14,6 +14,7 @@ differences are known:
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import pytest
@@ -21,6 +22,7 @@ import pytest
 from schedtrace.attach import Watch
 from schedtrace.histogram import Histogram
 from schedtrace.proc_formats import SchedStat
+from tests.threads import Threads, watched_threads
 from tests.workload import Workload, binary
 
 AT_ONCE_NS = 15_000  # between the tracepoints of a wake-up and of the switch that follows, at most on average
@@ -48,13 +50,13 @@ class Account:
     wait_ns: tuple[int, int]
 
 
-def _look(watch: Watch) -> Look:
+def _look(watch: Watch | Threads) -> Look:
     before = watch.process.schedstats()
-    window = watch.window()
-    return Look(window.run_queue, window.lost.get("thread_switch_unseen", 0), before, watch.process.schedstats())
+    seen = watch.window() if isinstance(watch, Watch) else watch.counts()
+    return Look(seen.run_queue, seen.lost.get("thread_switch_unseen", 0), before, watch.process.schedstats())
 
 
-def _look_at_rest(watch: Watch) -> Look:
+def _look_at_rest(watch: Watch | Threads) -> Look:
     """A look while no thread of the target runs or wants to."""
     for _ in range(100):
         look = _look(watch)
@@ -94,9 +96,16 @@ def _shortfall(account: Account) -> float:
     return 1 - account.seen.sum_ns / account.wait_ns[0]
 
 
-def _run(program: str, *arguments: object, syscalls: bool = False) -> Account:
+LEVELS: dict[str, Callable[[int], AbstractContextManager[Watch | Threads]]] = {
+    "no probes": watched_threads,
+    "default": Watch,
+    "syscalls": lambda pid: Watch(pid, syscalls=True),
+}
+
+
+def _run(level: str, program: str, *arguments: object) -> Account:
     """All of the workload's work, from rest to rest; checked but for the kernel's time being more."""
-    with Workload(binary(program), *arguments) as target, Watch(target.pid, syscalls=syscalls) as watch:
+    with Workload(binary(program), *arguments) as target, LEVELS[level](target.pid) as watch:
         start = _look_at_rest(watch)
         target.run()
         account = _between(start, _look_at_rest(watch))
@@ -105,11 +114,12 @@ def _run(program: str, *arguments: object, syscalls: bool = False) -> Account:
     return account
 
 
-def test_more_threads_than_cpus() -> None:
+@pytest.mark.parametrize("level", ["no probes", "default"])
+def test_more_threads_than_cpus(level: str) -> None:
     """Threads that are made in the window wait for most of it."""
     shortfalls = []
     for _ in range(ATTEMPTS):
-        account = _run("spinners", "-duration", "1500ms")
+        account = _run(level, "spinners", "-duration", "1500ms")
         assert account.wait_ns[0] > 2e9
         assert account.seen.sum_ns <= (1 + TOLERANCE) * account.wait_ns[1]
         shortfalls.append(_shortfall(account))
@@ -118,13 +128,14 @@ def test_more_threads_than_cpus() -> None:
     pytest.fail(f"the kernel counts more each time: {shortfalls}")
 
 
-def test_while_threads_wait() -> None:
+@pytest.mark.parametrize("level", ["no probes", "default"])
+def test_while_threads_wait(level: str) -> None:
     """The window begins and ends while threads wait: neither side counts these waits before they end."""
     shortfalls = []
     with Workload(binary("spinners"), "-duration", "30s") as target:
         target.go()
         time.sleep(0.3)
-        with Watch(target.pid) as watch:
+        with LEVELS[level](target.pid) as watch:
             for _ in range(ATTEMPTS):
                 start = _look(watch)
                 time.sleep(1)
@@ -135,12 +146,12 @@ def test_while_threads_wait() -> None:
     assert min(shortfalls) <= TOLERANCE, shortfalls
 
 
-@pytest.mark.parametrize("syscalls", [False, True], ids=["default", "syscalls"])
-def test_many_short_waits(syscalls: bool) -> None:
+@pytest.mark.parametrize("level", LEVELS)
+def test_many_short_waits(level: str) -> None:
     """Threads that sleep, wake each other and make system calls, thousands of times."""
     shortfalls = []
     for _ in range(ATTEMPTS):
-        account = _run("mixed", "-duration", "1500ms", "-procs", 4, "-syscalls", syscalls=syscalls)
+        account = _run(level, "mixed", "-duration", "1500ms", "-procs", 4, "-syscalls")
         assert account.seen.count > 1000
         shortfalls.append(_shortfall(account))
         if shortfalls[-1] <= TOLERANCE:

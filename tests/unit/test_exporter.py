@@ -91,6 +91,7 @@ def series(
         wait={"chan receive": histogram(seed + 1)},
         state_ns={"running": 1_500_000_000, "waiting": 1},
         run_queue=histogram(seed + 2),
+        off_cpu={"preempted": histogram(seed + 4)},
         lost={"goroutines full": 3},
         overhead_ns=2_000_000,
         runtime=RuntimeTotals(
@@ -186,6 +187,7 @@ def test_every_name_kind_and_label() -> None:
         "schedtrace_goroutine_transitions_total": "counter",
         "schedtrace_goroutine_state_seconds_total": "counter",
         "schedtrace_thread_run_queue_seconds": "histogram",
+        "schedtrace_goroutine_off_cpu_seconds": "histogram",
         "schedtrace_runtime_sched_latency_seconds": "histogram",
         "schedtrace_runtime_stop_the_world_seconds": "histogram",
         "schedtrace_runtime_stopping_seconds": "histogram",
@@ -275,6 +277,7 @@ def test_what_is_unknown_is_absent() -> None:
     assert values(bare, "schedtrace_cpu_quota_cores") == values(bare, "schedtrace_cfs_throttled_seconds_total") == {}
     assert values(bare, "schedtrace_threads") == {(): 0}
     assert values(bare, "schedtrace_thread_run_queue_seconds_count") == {(): 0}
+    assert values(bare, "schedtrace_goroutine_off_cpu_seconds_count") == {}
 
 
 def test_the_registry_knows_the_names_without_a_look() -> None:
@@ -294,7 +297,7 @@ def test_a_pod_with_everything_fits_many_times_by_default() -> None:
     exporter_of_55 = exporter(*(series(Labels("n", f"p{i}", "c", "x"), totals=totals) for i in range(55)))
     list(exporter_of_55.collect())
     assert exporter_of_55.left_out == 0
-    assert DEFAULT_MAX_SERIES == 50_000
+    assert DEFAULT_MAX_SERIES == 60_000
 
 
 def per_series() -> int:
@@ -309,7 +312,7 @@ def pods_of(collector: Exporter) -> list[str]:
 
 def test_whole_sets_of_labels_are_left_out_and_counted() -> None:
     each = per_series()
-    assert each == 27 * 7 + 2 + 2 + 2 + 2 + 2 + 1 + 1 + 1 + 2 + (1 + 1 + 4 + 2 + 2)
+    assert each == 27 * 8 + 2 + 2 + 2 + 2 + 2 + 1 + 1 + 1 + 2 + (1 + 1 + 4 + 2 + 2)
     pods = tuple(series(Labels("n", f"p{i}", "c", "x")) for i in (4, 2, 0, 3, 1))
     limited = exporter(*pods, max_series=3 * each + each - 1)
     assert pods_of(limited) == ["p0", "p1", "p2"]

@@ -13,8 +13,8 @@ from rich.console import Console
 from schedtrace.histogram import Histogram
 from schedtrace.report import IntervalLines, summary
 from schedtrace.report_json import window_json
-from schedtrace.window import ProbeHits, StateTime, Throttling, Window
-from tests.unit.windows import CHANNEL, POD, example, function, slots
+from schedtrace.window import ProbeHits, Samples, StateTime, Throttling, WaitParts, Window
+from tests.unit.windows import CHANNEL, NETWORK, POD, RUN_QUEUE, example, function, slots
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,6 +58,15 @@ def test_the_whole_summary(window: Window) -> None:
         "Threads waiting for a CPU  runnable for the kernel, not running\n"
         "  count     p50     p90     p99     max    total\n"
         "    405  3.0 µs  3.8 µs  590 µs  922 µs  5.04 ms\n"
+        "\n"
+        "Goroutines running, but not on a CPU  running for Go, their thread off the CPU\n"
+        "  why                      count     p50     p90     p99      max    total\n"
+        "  preempted by the kernel    405  3.0 µs  3.8 µs  590 µs   922 µs  5.04 ms\n"
+        "  blocked in the kernel       42  1.5 µs  1.9 µs   26 µs  28.8 µs   150 µs\n"
+        "\n"
+        "Who ran, but not on a CPU, most  by the function the goroutine began with\n"
+        "  function   times  longest  for a CPU  blocked\n"
+        "  main.main    447   922 µs    5.04 ms   150 µs\n"
         "\n"
         "Where goroutines spend their time  goroutines: how many at a time, on average\n"
         "  state     wait reason    time  goroutines    times\n"
@@ -124,6 +133,8 @@ def empty(window: Window) -> Window:
         states=(),
         functions=(),
         run_queue=Histogram(),
+        off_cpu=None,
+        off_cpu_functions=(),
         goroutines=0,
         probes=(ProbeHits("runtime.casgstatus", "+0 push rbp", True, 0),),
         foreign_hits=0,
@@ -190,6 +201,103 @@ def test_hostile_names_stay_text(window: Window) -> None:
     assert len(text.split("\n")) == len(printed(window).split("\n")) - 2  # one function less in two tables
 
 
+def test_what_waits_were_for(window: Window) -> None:
+    text = printed(replace(window, wait_parts=WaitParts(20_000_000, 5_000_000, None, 1_000_000)))
+    lines = text.split("\n")
+    start = lines.index("What they waited for  of all time that goroutines waited to run")
+    assert [line.split("  ")[1:3] for line in lines[start + 2 : start + 5]] == [
+        [" 70 %", "in Go's queues, or while the world was stopped"],
+        [" 25 %", "for the kernel to run the thread that was to run them"],
+        ["5.0 %", "not known which"],
+    ]
+    result = window_json(replace(window, wait_parts=WaitParts(20_000_000, 5_000_000, None, 1_000_000)))
+    assert result["sched_delay_seconds"] == {
+        "go_queue": 0.014,
+        "kernel_run_queue": 0.005,
+        "stop_the_world": None,
+        "unknown": 0.001,
+    }
+    assert window_json(window)["sched_delay_seconds"] is None
+
+
+@pytest.fixture
+def sampled(window: Window) -> Window:
+    """The same at the sampled level."""
+    samples = Samples(
+        sched_latency={"channel": CHANNEL, "network": NETWORK},
+        no_wait=7,
+        stop_the_world={"stopping_gc": Histogram(), "stopped_gc": RUN_QUEUE},
+        parts=WaitParts(19_150_000, 10_000_000, 1_000_000, 150_000),
+    )
+    target = replace(window.target, level="sampled", mode="record")
+    return replace(
+        window, target=target, transitions={}, sched_latency={}, wait={}, states=(), functions=(), samples=samples
+    )
+
+
+def test_the_summary_of_samples(sampled: Window) -> None:
+    text = printed(sampled)
+    lines = text.split("\n")
+    assert "sampled level (record, symtab)" in lines[0]
+    assert "goroutines on" not in text
+    assert re.search(r"^watched for 10.0 s; \d+ threads; ", text, re.MULTILINE)
+    start = lines.index("Goroutines waiting to run, a sample  by what made them runnable")
+    assert lines[start + 1 : start + 5] == [
+        "  cause    samples     p50     p90     p99      max     mean",
+        "  network    2,004  6.0 µs  7.6 µs  8.0 µs  3.69 ms  9.48 µs",
+        "  channel       42  1.5 µs  1.9 µs   26 µs  28.8 µs  3.57 µs",
+        "  all        2,046  6.0 µs  7.6 µs  8.0 µs  3.69 ms  9.36 µs",
+    ]
+    assert "every eighth time" in " ".join(text.split())
+    parts = lines.index("What they waited for  of all time that the sample's goroutines waited to run")
+    assert lines[parts + 1 : parts + 6] == [
+        "  share  what                                                      time",
+        "   42 %  for another goroutine to stop running (Go's queues)    8.00 ms",
+        "   52 %  for the kernel to run the thread that was to run them  10.0 ms",
+        "  5.2 %  for the world to be started again                      1.00 ms",
+        "  0.8 %  not known which                                         150 µs",
+    ]
+    stops = lines.index("Stops of the world  all; until the last has stopped, and until all run again")
+    assert lines[stops + 2].split()[:4] == ["stopped", "for", "GC", "405"]
+    assert "stopping for GC" not in text
+    assert "Where goroutines spend" not in text
+    assert "Who waited" not in text
+
+
+def test_the_summary_of_no_samples(sampled: Window) -> None:
+    text = printed(replace(sampled, samples=Samples({}, 0, {}, WaitParts(0, 0, 0, 0))))
+    assert "none of the sample ran in this time" in text
+    assert "What they waited for" not in text
+    assert "Stops of the world" not in text
+    text = printed(replace(sampled, samples=Samples({}, 0, {"stopped_gc": Histogram()}, WaitParts(0, 0, 0, 0))))
+    assert re.search(r"Stops of the world.*\n  none\n", text)
+
+
+def test_interval_lines_of_samples(sampled: Window) -> None:
+    titles, line = IntervalLines().next_line(sampled).split("\n")
+    assert titles.split()[:2] == ["time", "samples/s"]
+    assert line.split()[:3] == ["10.0", "s", "205"]
+
+
+def test_the_json_of_samples(sampled: Window) -> None:
+    result = window_json(sampled)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    for key in ("transitions", "sched_latency", "sched_delay_seconds", "wait", "states", "top", "goroutines"):
+        assert result[key] is None
+    samples = result["samples"]
+    assert samples["sched_latency"]["count"] == 2046
+    assert set(samples["sched_latency"]["by_cause"]) == {"channel", "network"}
+    assert samples["no_wait"] == 7
+    assert samples["sched_delay_seconds"] == {
+        "go_queue": pytest.approx(0.008),
+        "kernel_run_queue": 0.01,
+        "stop_the_world": 0.001,
+        "unknown": 0.00015,
+    }
+    assert samples["stop_the_world"]["stopped_gc"]["count"] == 405
+    assert samples["stop_the_world"]["stopping_gc"]["max_seconds"] is None
+
+
 def test_interval_lines_tell_what_is_new(window: Window) -> None:
     more = Histogram(slots(s0=1, s3=2500, s12=3), 22_000_000, 3_690_000)
     later = replace(
@@ -243,6 +351,21 @@ def test_json_of_a_window(window: Window) -> None:
     assert result["sched_latency"]["sum_seconds"] == pytest.approx(19.15e-3)
     assert result["threads"]["count"] == 12
     assert result["threads"]["run_queue"]["count"] == 405
+    assert {reason: each["count"] for reason, each in result["off_cpu"].items()} == {
+        "preempted": 405,
+        "blocked": 42,
+        "woken": 0,
+    }
+    assert result["off_cpu"]["blocked"]["sum_seconds"] == 150e-6
+    assert result["off_cpu_top"] == [
+        {
+            "function": "main.main",
+            "times": 447,
+            "run_queue_seconds": 5.04e-3,
+            "blocked_seconds": 150e-6,
+            "max_seconds": 922e-6,
+        }
+    ]
     assert result["states"][0] == {"state": "waiting", "reason": "IO wait", "seconds": 410.0, "count": 99}
     assert [entry["function"] for entry in result["top"]] == [
         "github.com/nats-io/nats-server/v2/server.(*client).readLoop",
@@ -277,7 +400,7 @@ def test_json_of_a_window_in_which_nothing_happened(window: Window) -> None:
     assert result["target"]["cgroup"]["cpu_quota_cores"] is None
 
 
-def test_every_key_of_the_json_is_documented(window: Window) -> None:
+def test_every_key_of_the_json_is_documented(window: Window, sampled: Window) -> None:
     documented = (ROOT / "docs/json.md").read_text()
 
     def keys(value: object) -> set[str]:
@@ -289,5 +412,6 @@ def test_every_key_of_the_json_is_documented(window: Window) -> None:
             return set().union(*map(keys, value))
         return set()
 
-    missing = {key for key in keys(window_json(window)) if f"`{key}`" not in documented}
+    shown = keys(window_json(window)) | keys(window_json(sampled))
+    missing = {key for key in shown if f"`{key}`" not in documented}
     assert missing == set()

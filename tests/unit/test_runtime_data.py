@@ -18,7 +18,7 @@ from schedtrace.symbols.symtab import Symtab
 from tests.unit.forms import FORMS, LANDMARKS, VERSIONS, built, without_sections
 from tools import pgo, toolchains
 
-NAMES = ("sched", "allp", "gomaxprocs", "allgs", "memstats", "gcController")
+NAMES = ("sched", "allp", "gomaxprocs", "allgs", "memstats", "gcController", "allm")
 NAMED = [form for form in FORMS if form != "stripped"]
 EVERY = [(form, v) for form in NAMED for v in VERSIONS if v in LANDMARKS or form in ("plain", "arm64")]
 HISTOGRAMS = {
@@ -50,7 +50,7 @@ def from_code(path: Path, table_layout: Layout | None = None) -> RuntimeData:
 def addresses(data: RuntimeData) -> tuple[int | None, ...]:
     return (
         *(data.sched_vaddr, data.allp_vaddr, data.gomaxprocs_vaddr, data.allgs_vaddr),
-        *(data.memstats_vaddr, data.gc_controller_vaddr),
+        *(data.memstats_vaddr, data.gc_controller_vaddr, data.allm_vaddr),
     )
 
 
@@ -74,6 +74,8 @@ def check_against_symbols(path: Path) -> None:
         assert set(ways) == {frozenset([vaddr])}, name
         assert len(ways) >= 2
     assert derived["allgs"][2] == frozenset()
+    # Not by the layout, which doesn't say for all versions.
+    assert by_code.alllink_offset == by_name.alllink_offset == its_layout.offsets["m.alllink"]
     assert by_code.histograms == by_name.histograms
     assert by_code.histograms.keys() == HISTOGRAMS[20 if its_layout.minor <= 21 else 99]
     for field, vaddr in by_code.histograms.items():

@@ -14,8 +14,8 @@ from rich.screen import Screen
 from schedtrace.histogram import Histogram
 from schedtrace.screen import SORTS, View, frame, press
 from schedtrace.terminal import keys_in
-from schedtrace.window import CAUSES, LivingGoroutine, StateTime, Throttling, Window
-from tests.unit.windows import example, function, slots
+from schedtrace.window import CAUSES, LivingGoroutine, Samples, StateTime, Throttling, WaitParts, Window
+from tests.unit.windows import CHANNEL, NETWORK, RUN_QUEUE, example, function, slots
 
 MS = 1_000_000
 READ_LOOP = "github.com/nats-io/nats-server/v2/server.(*client).readLoop"
@@ -82,6 +82,39 @@ def test_a_whole_frame(window: Window) -> None:
     ]
 
 
+def test_a_frame_of_samples(window: Window) -> None:
+    samples = Samples(
+        sched_latency={"channel": CHANNEL, "network": NETWORK},
+        no_wait=7,
+        stop_the_world={"stopping_gc": Histogram(), "stopped_gc": RUN_QUEUE},
+        parts=WaitParts(19_150_000, 10_000_000, 1_000_000, 150_000),
+    )
+    target = replace(window.target, level="sampled", mode="record")
+    sampled = replace(window, target=target, samples=samples, sched_latency={}, states=(), functions=(), worst=())
+    assert shown(View(sampled), 80, 24)[4:] == [
+        "Goroutines waiting to run, a sample  by what made them runnable",
+        "  cause    samples     p50     p90     p99      max     mean",
+        "  network    2,004  6.0 µs  7.6 µs  8.0 µs  3.69 ms  9.48 µs",
+        "  channel       42  1.5 µs  1.9 µs   26 µs  28.8 µs  3.57 µs",
+        "  all        2,046  6.0 µs  7.6 µs  8.0 µs  3.69 ms  9.36 µs",
+        "",
+        "What they waited for  of all time that the sample's goroutines waited to run",
+        "  share  what                                                      time",
+        "   42 %  for another goroutine to stop running (Go's queues)    8.00 ms",
+        "   52 %  for the kernel to run the thread that was to run them  10.0 ms",
+        "  5.2 %  for the world to be started again                      1.00 ms",
+        "  0.8 %  not known which                                         150 µs",
+        "",
+        "Stops of the world  all; until the last has stopped, and until all run again",
+        "  stop            count     p50     p90     p99     max    total",
+        "  stopped for GC    405  3.0 µs  3.8 µs  590 µs  922 µs  5.04 ms",
+        "",
+        "                      count     p50     p90     p99     max    total",
+        "  threads, for a CPU    405  3.0 µs  3.8 µs  590 µs  922 µs  5.04 ms",
+        "q: end   p: pause",
+    ]
+
+
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (149, 40), (151, 24), (200, 50), (400, 120)])
 def test_what_is_too_much_is_cut_to_the_screen(full: Window, size: tuple[int, int]) -> None:
     rows = shown(View(full), *size)
@@ -100,11 +133,11 @@ def test_what_is_too_much_is_cut_to_the_screen(full: Window, size: tuple[int, in
     assert len(states) >= 6
     assert len(living) >= 3
     # Nothing of the histogram is left out where neighbours share a row.
-    assert sum(int(row.split()[2].replace(",", "")) for row in bars) == 11 * sum(MIXED.slots)
+    assert sum(int(row.split()[2].replace(",", "")) for row in bars) == len(CAUSES) * sum(MIXED.slots)
     (title,) = [row for row in rows if row.startswith("Sources of delay")]
-    assert title.startswith(f"Sources of delay ({len(causes)} of 11) ") == (len(causes) < 11)
+    assert title.startswith(f"Sources of delay ({len(causes)} of {len(CAUSES)}) ") == (len(causes) < len(CAUSES))
     (all_,) = [row for row in rows if row.startswith("all goroutines")]
-    assert all_.split()[2] == "22,440"
+    assert all_.split()[2] == "24,480"
     assert rows[-1].startswith("q: end")
 
 
@@ -126,7 +159,7 @@ def test_a_screen_too_small_says_so(full: Window, size: tuple[int, int]) -> None
         assert rows == [
             "40×10: all is shown from 80×24 on",
             "nats-server PID 1234, 10.0 s",
-            "waits to run: 22,440, 165 ms",
+            "waits to run: 24,480, 174 ms",
             "p50 9.8 ms  p99 386 ms  max 400 ms",
             "threads, for a CPU: p99 590 µs",
             "THROTTLED for 1.40 s",

@@ -16,6 +16,7 @@ def test_sum() -> None:
         wait={"sleep": _histogram(10, 900_000)},
         state_ns={"running": 10},
         run_queue=_histogram(0, 500),
+        off_cpu={"preempted": _histogram(3, 5_000)},
         lost={"inconsistent_state": 1},
         overhead_ns=7,
     )
@@ -24,6 +25,7 @@ def test_sum() -> None:
         sched_latency={"new": _histogram(1, 1_800), "gc": _histogram(2, 3_000)},
         state_ns={"running": 5, "waiting": 3},
         run_queue=_histogram(0, 700),
+        off_cpu={"preempted": _histogram(3, 6_000), "woken": _histogram(0, 10)},
         overhead_ns=3,
     )
     total = first + second
@@ -34,6 +36,7 @@ def test_sum() -> None:
     assert total.wait == {"sleep": _histogram(10, 900_000)}
     assert total.state_ns == {"running": 15, "waiting": 3}
     assert total.run_queue.count == 2
+    assert {reason: h.sum_ns for reason, h in total.off_cpu.items()} == {"preempted": 11_000, "woken": 10}
     assert (total.lost, total.overhead_ns) == ({"inconsistent_state": 1}, 10)
     assert SeriesTotals() + first == first
 

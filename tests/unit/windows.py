@@ -1,7 +1,7 @@
 """A made-up window for tests of what is printed of one."""
 
 from schedtrace.histogram import SLOTS, Histogram
-from schedtrace.window import FunctionTotals, ProbeHits, StateTime, Target, Throttling, Window
+from schedtrace.window import FunctionTotals, OffCpuTotals, ProbeHits, StateTime, Target, Throttling, Window
 
 POD = "/kubepods/burstable/pod0f6a3c7e-5f0d-4c1e-9b3a-2d8e7f6a5b4c/" + "4ab7" * 16
 
@@ -67,6 +67,8 @@ def example() -> Window:
             function("github.com/nats-io/nats-server/v2/server.(*client).readLoop", 5),
         ),
         run_queue=RUN_QUEUE,
+        off_cpu={"preempted": RUN_QUEUE, "blocked": CHANNEL, "woken": Histogram()},
+        off_cpu_functions=(OffCpuTotals("main.main", 447, 5_040_000, 150_000, 922_000),),
         threads=12,
         goroutines=41,
         probes=(

@@ -1,0 +1,224 @@
+"""Time that goroutines run for Go and their threads are off the CPU, without a probe, against an account made of single
+events (tests/sched_events.py) of the same work.
+
+Not every event reaches a BPF program (bpf/thread.h): what is missing is counted as lost.
+"""
+
+import ctypes
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from schedtrace import abi
+from schedtrace.join import ThreadCounts
+from tests.sched_events import OffCpu, sched_events
+from tests.threads import Threads, watched_threads
+from tests.workload import Facts, Workload, binary
+from tools import toolchains
+from tools.cgroup import CpuLimit
+
+TOLERANCE = 0.05
+ATTEMPTS = 3
+SHORT_NS = 20_000_000
+"""Reasons with less time than this are not compared one by one."""
+
+# Which goroutines work, and what goes on beside them.
+LOADS: dict[str, tuple[str, ...]] = {
+    "more Ps than CPUs": ("-procs", "6", "-compute", "8"),
+    "busy neighbours": ("-compute", "3"),
+    "CPU limit": ("-procs", "4", "-compute", "6"),
+    "collector": ("-procs", "4", "-allocate", "4", "-compute", "2"),
+    "blocked in the kernel": ("-procs", "6", "-raw", "3", "-compute", "2"),
+    "page faults": ("-procs", "4", "-fault", "2", "-compute", "2"),
+}
+
+
+@contextmanager
+def _beside(load: str) -> Iterator[CpuLimit | None]:
+    with ExitStack() as stack:
+        if load == "busy neighbours":
+            neighbour = stack.enter_context(Workload(binary("spinners"), "-threads", 4, "-duration", "60s"))
+            neighbour.go()
+        yield stack.enter_context(CpuLimit(cores=0.5)) if load == "CPU limit" else None
+
+
+def _both(program: Path, version: str, load: str) -> tuple[ThreadCounts, OffCpu, Facts]:
+    """The same work, as it is counted and as single events tell it."""
+    with (
+        _beside(load) as limit,
+        Workload(program, *LOADS[load], "-duration", "1s", limit=limit) as target,
+        sched_events(program, version) as events,
+        watched_threads(target.pid) as threads,
+    ):
+        facts = target.run()
+        threads.stop()
+        events.stop()
+        return threads.counts(), events.off_cpu(), facts
+
+
+def _differences(counted: ThreadCounts, expected: OffCpu) -> dict[str, tuple[float, float]]:
+    """Seconds counted and expected, where they are further apart than they may be."""
+    assert counted.off_cpu is not None
+    ns = {reason: histogram.sum_ns for reason, histogram in counted.off_cpu.items()}
+    uncertain = {"preempted": expected.uncertain_ns, "all": expected.uncertain_ns}
+    ns["all"], truth = sum(ns.values()), {**expected.ns, "all": sum(expected.ns.values())}
+    return {
+        reason: (seen / 1e9, least / 1e9)
+        for reason, seen in ns.items()
+        if (least := truth.get(reason, 0)) > SHORT_NS
+        if not (1 - TOLERANCE) * least <= seen <= (1 + TOLERANCE) * (least + uncertain.get(reason, 0))
+    }
+
+
+def _assert_agree(program: Path, version: str, load: str) -> tuple[ThreadCounts, Facts]:
+    found = []
+    for _ in range(ATTEMPTS):  # the kernel may have kept events from one of the two
+        counted, expected, facts = _both(program, version, load)
+        assert sum(expected.ns.values()) > max(0.1e9, 10 * expected.uncertain_ns)
+        found.append((_differences(counted, expected), dict(counted.lost)))
+        if not found[-1][0]:
+            assert set(counted.lost) <= {
+                *("interval_began_before_window", "thread_switch_unseen", "goroutine_of_thread_unknown"),
+            }
+            assert counted.lost.get("goroutine_of_thread_unknown", 0) <= 20
+            return counted, facts
+    pytest.fail(f"seconds counted and expected: {found}")
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_kinds_of_load(load: str) -> None:
+    counted, facts = _assert_agree(binary("offcpu"), "1.27", load)
+    assert counted.off_cpu is not None
+    functions = {each.function: each for each in counted.functions}
+    working = {f"main.{word.removeprefix('-')}" for word in LOADS[load] if word.startswith("-")} - {"main.procs"}
+    assert {name for name in functions if name.startswith("main.")} == working
+    total_ns = sum(histogram.sum_ns for histogram in counted.off_cpu.values())
+    assert sum(each.run_queue_ns + each.blocked_ns for each in functions.values()) == total_ns
+    if load == "blocked in the kernel":
+        sleeps = counted.off_cpu["blocked"]
+        assert facts["raws"] <= sleeps.count <= 1.02 * facts["raws"] + 50
+        assert sleeps.sum_ns >= 2e6 * facts["raws"]
+        assert functions["main.raw"].blocked_ns >= 2e6 * facts["raws"]
+    if load == "page faults":
+        assert functions["main.fault"].times > 1000
+
+
+@pytest.mark.parametrize("strip", [False, True], ids=["symbols", "stripped"])
+@pytest.mark.parametrize("version", [v for v in toolchains.RELEASES if v != "1.27"])
+def test_versions(version: str, strip: bool) -> None:
+    _assert_agree(binary("offcpu", version, strip=strip), version, "blocked in the kernel")
+
+
+@pytest.mark.parametrize("form", [{"strip": True}, {"cgo": True}, {"buildmode": "pie"}], ids=["stripped", "cgo", "pie"])
+def test_forms(form: dict[str, bool | str]) -> None:
+    _assert_agree(binary("offcpu", "1.27", **form), "1.27", "more Ps than CPUs")
+
+
+def test_in_a_pid_namespace() -> None:
+    """There the runtime has other thread ids than the kernel."""
+    arguments = ("-procs", 4, "-raw", 2, "-duration", "500ms")
+    with Workload(binary("offcpu"), *arguments, namespaces=True) as target, watched_threads(target.pid) as threads:
+        assert threads.process.container_pid != target.pid
+        facts = target.run()
+        threads.stop()
+        counted = threads.counts()
+    assert counted.off_cpu is not None
+    assert facts["raws"] <= counted.off_cpu["blocked"].count + counted.lost.get("thread_switch_unseen", 0)
+    assert counted.lost.get("goroutine_of_thread_unknown", 0) <= 20
+
+
+def test_nothing_is_counted_of_what_comes_after() -> None:
+    """The process executes another program, which has something else where its runtime's memory was."""
+    with Workload(binary("successor"), shutil.which("yes") or "") as target, watched_threads(target.pid) as threads:
+        target.go()
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{target.pid}/exe").readlink() == binary("successor"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        before = threads.counts()
+        time.sleep(0.3)
+        assert threads.counts() == before
+
+
+def _spoiled(pid: int, change: Callable[[abi.Process, Threads], None]) -> ThreadCounts:
+    """What is counted of the work where what is known of the process's memory is wrong."""
+    with watched_threads(pid, change) as threads:
+        time.sleep(0.5)
+        return threads.counts()
+
+
+def _unmapped(record: abi.Process, _threads: Threads) -> None:
+    record.allm = 0x7F0000000008
+
+
+def _other_data(record: abi.Process, threads: Threads) -> None:
+    record.allm = threads.load_bias + threads.runtime.sched_vaddr
+
+
+def _other_goroutine(record: abi.Process, threads: Threads) -> None:
+    record.m_curg = threads.runtime.offsets["m.g0"]
+
+
+def test_nothing_is_made_up_from_wrong_places() -> None:
+    with Workload(binary("offcpu"), *LOADS["more Ps than CPUs"], "-duration", "60s") as target:
+        target.go()
+        for change, reason in (
+            (_unmapped, "unreadable_memory"),
+            (_other_data, None),
+            (_other_goroutine, None),
+        ):
+            counted = _spoiled(target.pid, change)
+            assert counted.off_cpu is not None
+            assert [histogram.count for histogram in counted.off_cpu.values()] == [0, 0, 0], change
+            assert counted.run_queue.count > 20
+            assert reason is None or counted.lost[reason] > 10
+
+
+def test_goroutines_that_are_not_known_are_not_none() -> None:
+    """Without the runtime's list of threads only these are counted, and the output says so."""
+
+    def forget(record: abi.Process, _threads: Threads) -> None:
+        record.allm = 0
+
+    with Workload(binary("offcpu"), *LOADS["more Ps than CPUs"], "-duration", "60s") as target:
+        target.go()
+        counted = _spoiled(target.pid, forget)
+    assert counted.off_cpu is None
+    assert counted.run_queue.count > 20
+
+
+def test_another_process_gets_the_id() -> None:
+    """Before anybody has told the session that the first one has ended."""
+    last_pid = Path("/proc/sys/kernel/ns_last_pid")
+    for _ in range(50):
+        with Workload(binary("offcpu"), "-duration", "60s") as target, watched_threads(target.pid) as threads:
+            target.kill()
+            target.wait()
+            before = threads.counts()
+            last_pid.write_text(str(target.pid - 1))
+            with Workload(binary("offcpu"), *LOADS["more Ps than CPUs"], "-duration", "60s") as other:
+                if other.pid == target.pid:  # nobody was faster
+                    other.go()
+                    time.sleep(0.5)
+                    assert threads.counts() == before
+                    return
+    pytest.fail("the kernel did not give out the id again")
+
+
+def test_death_in_the_middle() -> None:
+    arguments = (*LOADS["blocked in the kernel"], "-duration", "60s")
+    with Workload(binary("offcpu"), *arguments) as target, watched_threads(target.pid) as threads:
+        target.go()
+        time.sleep(0.3)
+        target.kill()
+        target.wait()
+        counted = threads.counts()
+        assert counted.off_cpu is not None
+        assert counted.off_cpu["blocked"].count > 50
+        assert counted.off_cpu["blocked"].max_ns < 1e9
+        left, _ = threads.session._maps.entries("threads", ctypes.c_uint32, abi.Thread, 1 << 14)
+        assert not len(left)
