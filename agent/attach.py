@@ -7,7 +7,7 @@ runtime (so that a deleted or replaced file, or another mount namespace, makes n
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
@@ -60,9 +60,10 @@ class Watch:
             with _explained_by_check():
                 self._session = stack.enter_context(Session(compilation, target.programs_of(self.plan)))
                 self._attach(image)
-            self._costs = target.measure_costs(
+            self._calibration = target.calibration(
                 self._session, self.plan.mode, {probe.emulated for probe in self.plan.probes}
             )
+            self._bill = target.Bill()
             self._stack = stack.pop_all()
 
     def _attach(self, image: Image) -> None:
@@ -102,6 +103,8 @@ class Watch:
                 return f"the target (PID {self.process.pid}) exited"
             if not self._session.is_watched(self.process.pid):
                 return f"the target (PID {self.process.pid}) executed another program"
+            if self._calibration:
+                self._calibration.measure()
             if left <= _EXEC_LOOK_SECONDS:
                 return ""
 
@@ -113,6 +116,8 @@ class Watch:
     def window(self, ended: str = "") -> Window:
         """All that was seen since attach."""
         snapshot = self._session.snapshot(self.process.pid)
+        places = join.standing_out(snapshot.goroutines, snapshot.time_ns)
+        again = [] if snapshot.keys is None else self._session.look_again(snapshot.keys[places])
         sampled = self._level == SAMPLED_LEVEL
         counts = join.counts(snapshot, target.reasons_of(self.plan), self._function_name)
         samples = join.samples(snapshot.samples, target.stops_of(self.plan)) if sampled else None
@@ -138,11 +143,18 @@ class Watch:
             unseen=(*self.plan.unseen, *self._unseen),
             lost=join.lost_in_all(counts.lost, threads.lost),
             throttling=self._throttling(),
-            overhead_ns=target.overhead_ns(self.plan, counts.hits, self._costs),
+            overhead_ns=self._overhead_ns(counts.hits),
             ended=ended,
+            worst=join.living_goroutines(snapshot, places, again, target.reasons_of(self.plan), self._function_name),
             wait_parts=None if sampled else counts.wait_parts,
             samples=samples,
         )
+
+    def _overhead_ns(self, hits: Sequence[int]) -> int | None:
+        if self._calibration is None:
+            return None
+        self._bill.add(self.plan, hits, self._calibration.costs)
+        return round(self._bill.ns)
 
     def _function_name(self, start_pc: int) -> str | None:
         return self._names.name(start_pc - self._bias)

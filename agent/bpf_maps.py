@@ -115,6 +115,19 @@ class MapReader:
                 return np.concatenate(found_keys), np.concatenate(found_values)
             position, first = ctypes.c_uint32(next_position.value), False
 
+    def look_up(self, table: str, keys: Array, value: type) -> list[Any]:
+        """The values of single keys of a hash map, in their order; None for a key that isn't in it."""
+        found: list[Any] = []
+        for key in keys:
+            one, buffer = np.array([key], keys.dtype), np.zeros(1, np.dtype(value))
+            if self._lib.bpf_lookup_elem(self.descriptor(table), _pointer(one), _pointer(buffer)):
+                if ctypes.get_errno() != errno.ENOENT:
+                    raise _refused("read", table)
+                found.append(None)
+            else:
+                found.append(buffer[0])
+        return found
+
     def grouped(self, values: Array, by: Array) -> dict[int, Array]:
         """Elements of ``values`` by the numbers in ``by``, which has as many."""
         order = np.argsort(by, kind="stable")

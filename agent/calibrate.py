@@ -1,8 +1,8 @@
 """What a probe hit costs on this machine: measured, because it differs tenfold between machines.
 
 This process maps a page of code of its own, puts the session's own programs on it, and runs a made-up goroutine through
-park, ready and run: the trap, the program, its map look-ups and its user reads, just as the target pays them. Hot
-caches and an idle machine make it the lower end of what a busy target pays, so that it is called an estimate.
+park, ready and run: the trap, the program, its map look-ups and its user reads, just as the target pays them. What the
+target's own work does to the caches differs from target to target, so that it is called an estimate.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import mmap
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from time import thread_time_ns
+from time import monotonic, thread_time_ns
 from typing import Self
 
 from schedtrace import abi
@@ -22,13 +24,18 @@ from schedtrace.abi import ProbeKind
 from schedtrace.bpf_text import program_of
 from schedtrace.session import ProbeSite, Session
 
-_ROUNDS = 5
-_LOOPS = 400
+_ROUNDS = 9
+_LOOPS = 100
+_STEPPED_LOOPS = 20
+_KEPT = 15
+_EVERY_SECONDS = 1.0
 HITS_PER_LOOP = 3
 _G_SIZE = 4096
 _FREE = 64  # where in a made-up struct nothing else is
 _RUNNING = abi.GoroutineState.RUNNING
 
+Costs = Mapping[bool, float]
+"""CPU time of a hit in ns, by "does the kernel emulate the probed instruction"."""
 Kinds = tuple[ProbeKind, ProbeKind, ProbeKind]
 """What the probes on a page's sites mean: all of one transition each."""
 CASGSTATUS: Kinds = (ProbeKind.CASGSTATUS, ProbeKind.CASGSTATUS, ProbeKind.CASGSTATUS)
@@ -116,13 +123,17 @@ class CodePage:
         first = ctypes.addressof(memory)
         self._run(first, loops, stride, first + len(memory))
 
-    def target(self, sites: Sequence[int], kinds: Kinds) -> abi.Target:
+    def target(self, sites: Sequence[int], kinds: Sequence[ProbeKind]) -> abi.Target:
         """What BPF must know of this process to count hits at ``sites``: the made-up goroutines are all zero."""
         record = abi.Target(g_waitreason=0, g_preempt=1, g_schedlink=8, g_syscallsp=16, g_startpc=24)
-        for i, (site, kind) in enumerate(zip(sites, kinds, strict=True)):
+        self.note_sites(record, sites, kinds)
+        return record
+
+    def note_sites(self, record: abi.Target, sites: Sequence[int], kinds: Sequence[ProbeKind], first: int = 0) -> None:
+        """Note in the record that there are probes at ``sites``, as its ``first`` and following."""
+        for i, (site, kind) in enumerate(zip(sites, kinds, strict=True), first):
             record.sites[i] = self._address + site
             record.kinds[i] = kind
-        return record
 
     def sampler(self) -> abi.Sampler:
         """What BPF must know besides for :data:`RECORDS`: the made-up goroutine is the histogram of times to run, and
@@ -147,35 +158,63 @@ class CodePage:
         os.close(self.fd)
 
 
-def cost_ns(session: Session, kinds: Kinds, *, stepped: bool = False) -> float:
-    """CPU time of one hit in nanoseconds, median of several rounds.
+class Calibration:
+    """Probes on pages of this process, for as long as the session has them, to measure what a hit costs now: that
+    depends on what else the machine does (two hardware threads of a core share it), so that it changes."""
 
-    ``kinds``: :data:`CASGSTATUS`, :data:`FUNCTIONS` or :data:`RECORDS`. ``session`` needs room for one more target.
-    ``stepped``: on an instruction that the kernel single-steps. Takes some milliseconds, and leaves its probes, on a
-    page nothing else maps, until the session is closed.
-    """
-    with CodePage() as page:
+    def __init__(self, session: Session, kinds: Kinds, emulated: Collection[bool]) -> None:
+        """``kinds``: :data:`CASGSTATUS`, :data:`FUNCTIONS` or :data:`RECORDS`; ``emulated``: on which instructions,
+        those that the kernel emulates or those that it single-steps. ``session`` has one target more from now on, this
+        process.
 
-        def measure() -> float:
-            times = []
-            for _ in range(_ROUNDS):
-                start = thread_time_ns()
-                page.pass_sites(_LOOPS)
-                times.append(thread_time_ns() - start)
-            return statistics.median(times)
+        Raises AttachFailed or OSError if it can't be measured.
+        """
+        self._pages: dict[bool, CodePage] = {}
+        self._recent: deque[float] = deque(maxlen=_KEPT)
+        with ExitStack() as stack:
+            self._bare = stack.enter_context(CodePage())
+            record = self._bare.target((), ())
+            programs = [program_of(kind) for kind in kinds]
+            for i, each in enumerate(emulated):
+                page = self._pages[each] = stack.enter_context(CodePage())
+                sites = page.emulated if each else page.stepped
+                session.attach(page.fd, [ProbeSite(*site) for site in zip(programs, sites, strict=True)])
+                page.note_sites(record, sites, kinds, HITS_PER_LOOP * i)
+            sampler = page.sampler() if kinds == RECORDS else None
+            session.threads.watch(os.getpid(), abi.Process())  # as a target's are
+            session.watch(os.getpid(), record, sampler=sampler, time_before=False)
+        self._usual = next(iter(self._pages))
+        self._ratios = dict.fromkeys(self._pages, 1.0)
+        first = {each: statistics.median(self._hit_ns(each) for _ in range(_ROUNDS)) for each in self._pages}
+        self._recent.append(first[self._usual])
+        self._measured = monotonic()
+        self._ratios = {each: cost / first[self._usual] for each, cost in first.items()}
 
-        bare = measure()
-        sites = page.stepped if stepped else page.emulated
-        programs = [program_of(kind) for kind in kinds]
-        session.attach(page.fd, [ProbeSite(*site) for site in zip(programs, sites, strict=True)])
-        sampler = page.sampler() if kinds == RECORDS else None
-        session.threads.watch(os.getpid(), abi.Process())  # as a target's are
-        session.watch(os.getpid(), page.target(sites, kinds), sampler=sampler)
-        page.pass_sites(_LOOPS)
-        probed = measure()
-        session.retire([os.getpid()])
-        session.threads.retire([os.getpid()])
-        return max(probed - bare, 0) / (_LOOPS * HITS_PER_LOOP)
+    def measure(self) -> None:
+        """Measure once more, if that was a second ago or longer. Takes half a millisecond of CPU time."""
+        if monotonic() - self._measured >= _EVERY_SECONDS:
+            self._measured = monotonic()
+            self._recent.append(self._hit_ns(self._usual))
+
+    @property
+    def costs(self) -> Costs:
+        """CPU time of a hit: the median of the last measurements."""
+        usual = statistics.median(self._recent)
+        return {each: usual * ratio for each, ratio in self._ratios.items()}
+
+    def _hit_ns(self, emulated: bool) -> float:
+        loops = _LOOPS if emulated else _STEPPED_LOOPS
+        bare_ns, probed_ns = _passing_ns(self._bare, loops), _passing_ns(self._pages[emulated], loops)
+        return max(probed_ns - bare_ns, 1) / (loops * HITS_PER_LOOP)
+
+
+def _passing_ns(page: CodePage, loops: int) -> int:
+    """CPU time to pass the page's sites, with some work of the interpreter in between: a target, too, does something
+    else between two hits, which leaves the caches less hot."""
+    began_ns = thread_time_ns()
+    for _ in range(loops):
+        page.pass_sites(1)
+    return thread_time_ns() - began_ns
 
 
 def _map_code(fd: int) -> int:

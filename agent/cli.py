@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from schedtrace.errors import NodeUnsupported, SchedtraceError
+from schedtrace.progress import Progress
 
 if TYPE_CHECKING:
     from schedtrace.listings import Listing
@@ -150,7 +152,9 @@ def inspect(target: str, syscalls: bool, as_json: bool) -> None:
     from schedtrace.attach import plan_of
     from schedtrace.listings import inspect_listing
 
-    _print(inspect_listing(plan_of(target, syscalls=syscalls)), as_json)
+    with Progress("reading the binary"):
+        plan = plan_of(target, syscalls=syscalls)
+    _print(inspect_listing(plan), as_json)
 
 
 @schedtrace.command(name="list", cls=_Examples, examples=[("list", "all Go processes of this node")])
@@ -160,7 +164,9 @@ def list_(as_json: bool) -> None:
     from schedtrace.discovery import scan
     from schedtrace.listings import list_listing
 
-    _print(list_listing(scan()), as_json)
+    with Progress("looking at the processes"):
+        found = scan()
+    _print(list_listing(found), as_json)
 
 
 @schedtrace.command(cls=_Examples, examples=[("check", "and what to do about what is missing")])
@@ -170,7 +176,8 @@ def check(as_json: bool) -> int:
     from schedtrace.check import check_node
     from schedtrace.listings import check_listing
 
-    report = check_node()
+    with Progress("trying what the node can do"):
+        report = check_node()
     _print(check_listing(report), as_json)
     return report.exit_code
 
@@ -202,7 +209,7 @@ def check(as_json: bool) -> int:
 @click.option(
     "--max-series",
     type=click.IntRange(min=1),
-    default=50_000,
+    default=60_000,
     show_default=True,
     help="At most so many series about targets; what doesn't fit is left out and counted.",
 )
@@ -294,6 +301,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     _open_standard_streams()
+    if not os.environ.get("TERM") and os.isatty(1):
+        os.environ["TERM"] = "dumb"  # nobody knows what it understands
     # numpy would start a thread a CPU for linear algebra, which is never done: a third of the time of its import.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
@@ -324,7 +333,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _refuse(error: SchedtraceError) -> int:
-    print(f"schedtrace: {error}", file=sys.stderr)
+    with suppress(OSError):  # the terminal may be gone
+        print(f"schedtrace: {error}", file=sys.stderr)
     return error.exit_code
 
 

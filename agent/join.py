@@ -21,6 +21,7 @@ from schedtrace.window import (
     STATES,
     STOPS,
     FunctionTotals,
+    LivingGoroutine,
     OffCpuTotals,
     Samples,
     StateTime,
@@ -41,6 +42,7 @@ LOST_NAMES: Mapping[abi.LostReason, str] = {
     abi.LostReason.THREAD_UNKNOWN: "goroutine_of_thread_unknown",
 }
 _STATE = abi.GoroutineState
+_STANDING_OUT = 48
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def _histograms(records: Any) -> Iterator[tuple[int, Histogram]]:
 
 def state_times(stats: Any, goroutines: Any, time_ns: int, reasons: Sequence[str]) -> tuple[StateTime, ...]:
     """Time per state, and for waiting per reason, longest first; how often each was entered."""
-    open_ns = np.maximum(np.int64(time_ns) - goroutines["since_ns"].astype(np.int64), 0)
+    open_ns = _open_ns(goroutines, time_ns)
     state = goroutines["state"]
     entered = stats["transitions"].reshape(_STATE.COUNT, _STATE.COUNT).sum(axis=0).tolist()
     partial_ns = stats["partial_ns"].tolist()
@@ -128,7 +130,7 @@ def function_totals(
 
     for start_pc, totals in ended.items():
         add(start_pc, totals, 0, {})
-    open_ns = np.maximum(np.int64(time_ns) - goroutines["since_ns"].astype(np.int64), 0)
+    open_ns = _open_ns(goroutines, time_ns)
     open_field = {
         _STATE.RUNNABLE: "runnable_ns",
         _STATE.RUNNING: "running_ns",
@@ -157,6 +159,52 @@ def function_totals(
         for name, t in sums.items()
     )
     return tuple(sorted(result, key=lambda f: -f.waiting_ns))
+
+
+def _open_ns(goroutines: Any, time_ns: int) -> Any:
+    """For how long each has been in its state."""
+    return np.maximum(np.int64(time_ns) - goroutines["since_ns"].astype(np.int64), 0)
+
+
+def standing_out(goroutines: Any, time_ns: int, most: int = _STANDING_OUT) -> Any:
+    """Places of those that :attr:`Window.worst` has: at most ``most`` by each of its orders."""
+    open_ns = _open_ns(goroutines, time_ns)
+    open_runnable_ns = np.where(goroutines["state"] == _STATE.RUNNABLE, open_ns, 0)
+    totals = goroutines["totals"]
+    longest = np.maximum(totals["max_runnable_ns"].astype(np.int64), open_runnable_ns)
+    orders = (open_ns, longest, totals["runnable_ns"].astype(np.int64) + open_runnable_ns)
+    if len(goroutines) <= most:
+        return np.arange(len(goroutines))
+    return np.unique(np.concatenate([np.argpartition(-order, most)[:most] for order in orders]))
+
+
+def living_goroutines(
+    snapshot: Any, places: Any, again: Sequence[Any], reasons: Sequence[str], name_of: Callable[[int], str | None]
+) -> tuple[LivingGoroutine, ...]:
+    """The goroutines at these places of a :class:`schedtrace.session.Snapshot`, of which ``again`` has what a second
+    look found (None: it has ended). An interval counts as still open if both looks found the same."""
+    result = []
+    for place, now in zip(places, again, strict=True):
+        if now is None or int(now["state"]) not in STATES:
+            continue
+        before, state, totals = snapshot.goroutines[place], int(now["state"]), now["totals"]
+        same = all(before[field] == now[field] for field in ("since_ns", "state", "reason"))
+        open_ns = max(snapshot.time_ns - int(now["since_ns"]), 0) if same else None
+        open_runnable_ns = (open_ns or 0) if state == _STATE.RUNNABLE else 0
+        waits = same and state == _STATE.WAITING
+        result.append(
+            LivingGoroutine(
+                g=int(snapshot.keys[place]["g"]),
+                function=name_of(int(now["start_pc"])) or UNKNOWN_FUNCTION if now["start_pc"] else UNKNOWN_FUNCTION,
+                state=STATES[state] if same else "",
+                reason=reason_name(reasons, int(now["reason"])) if waits else "",
+                in_state_ns=open_ns,
+                runs=int(totals["runs"]),
+                runnable_ns=int(totals["runnable_ns"]) + open_runnable_ns,
+                max_runnable_ns=max(int(totals["max_runnable_ns"]), open_runnable_ns),
+            )
+        )
+    return tuple(result)
 
 
 def samples(record: Any, stops: Collection[abi.Duration]) -> Samples:

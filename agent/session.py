@@ -51,6 +51,7 @@ class Snapshot:
     ``stats``: numpy record of :class:`abi.TargetStats`, summed over CPUs (maxima are maxima).
     ``functions``: start_pc -> record of :class:`abi.Totals`, goroutines that have ended.
     ``goroutines``: array of :class:`abi.Goroutine` records, those that live.
+    ``keys``: their array of :class:`abi.GoroutineKey`, None in snapshots of many processes.
     ``samples``: numpy record of :class:`abi.SampleStats`, summed as ``stats``; None unless it was watched so.
     """
 
@@ -59,6 +60,7 @@ class Snapshot:
     functions: Mapping[int, Any]
     goroutines: Array
     foreign_hits: int
+    keys: Array | None = None
     seen_ns: int = 0
     samples: Any = None
 
@@ -384,9 +386,15 @@ class Session:
         ended = {int(k["start_pc"]): v for k, v in zip(keys, values, strict=True) if k["slot"] == slot}
         keys, values = self._goroutines()
         foreign = self._foreign_hits() if self._foreign_after is None else self._foreign_after
-        own = values[keys["tgid"] == pid]
+        own = keys["tgid"] == pid
         counted = foreign - self._foreign_before
-        return Snapshot(now_ns, self._maps.stats(slot), ended, own, counted, samples=self._samples_of(pid))
+        samples = self._samples_of(pid)
+        return Snapshot(now_ns, self._maps.stats(slot), ended, values[own], counted, keys[own], samples=samples)
+
+    def look_again(self, keys: Array) -> list[Any]:
+        """The records of these goroutines as they are now; None for one that has ended. BPF changes a record while it
+        is read: only what is the same twice was read whole."""
+        return self._maps.look_up("goroutines", keys, abi.Goroutine)
 
     def _samples_of(self, pid: int) -> Any:
         return self._maps.stats(self._targets[pid], "samples") if pid in self._sampled else None
@@ -409,8 +417,8 @@ class Session:
             window, since_ns = self._watched[pid]
             time_ns = max(min(now_ns, ends[window]), since_ns)
             stats = self._maps.stats(self._targets[pid])
-            samples = self._samples_of(pid)
-            found[pid] = Snapshot(time_ns, stats, {}, own.get(pid, none), 0, time_ns - since_ns, samples)
+            samples, seen_ns = self._samples_of(pid), time_ns - since_ns
+            found[pid] = Snapshot(time_ns, stats, {}, own.get(pid, none), 0, seen_ns=seen_ns, samples=samples)
         return found
 
     def retire(self, pids: Sequence[int]) -> dict[int, Snapshot]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from schedtrace import abi, calibrate
 from schedtrace.bpf_text import program_of
+from schedtrace.calibrate import Calibration, Costs
 from schedtrace.errors import AttachFailed
 from schedtrace.plan import ProbePlan
 from schedtrace.procfs import Process
@@ -23,9 +25,6 @@ _CALIBRATED = {
 }
 """Mode of a plan -> what is measured for the cost of its hits."""
 _ANY_REASON = (1 << 64) - 1
-
-Costs = Mapping[bool, float]
-"""CPU time of a hit in ns, by "does the kernel emulate the probed instruction"."""
 
 
 def programs_of(plan: ProbePlan) -> set[str]:
@@ -106,17 +105,34 @@ def reasons_of(plan: ProbePlan) -> tuple[str, ...]:
     return plan.layout.wait_reasons if plan.layout else ()
 
 
-def measure_costs(session: Session, mode: str, emulated: Collection[bool]) -> Costs | None:
-    """Cost of a hit, see :data:`Costs`, with the kinds of probes that a plan of that ``mode`` has; None if it can't be
-    measured. The session needs room for one more target while this is done."""
+def calibration(session: Session, mode: str, emulated: Collection[bool]) -> Calibration | None:
+    """Measures what a hit costs, with the kinds of probes that a plan of that ``mode`` has; None if that can't be done.
+    The session needs room for one more target."""
     kinds = _CALIBRATED[mode]
     with suppress(AttachFailed, OSError):
-        return {each: calibrate.cost_ns(session, kinds, stepped=not each) for each in emulated}
+        return Calibration(session, kinds, emulated)
     return None
 
 
-def overhead_ns(plan: ProbePlan, hits: Sequence[int], costs: Costs | None) -> int | None:
-    """What the hits of a target, by site, have cost it: CPU time in ns, an estimate; None without costs."""
-    if costs is None:
-        return None
-    return round(sum(n * costs[probe.emulated] for n, probe in zip(hits, plan.probes, strict=False)))
+_UNKNOWN: Costs = {True: 2_000.0, False: 15_000.0}
+"""Taken for the cost of a hit where it can't be measured: more than on any machine tried."""
+
+
+def costs_of(calibration: Calibration | None) -> Costs:
+    """What a hit costs now; more than it does, if it can't be measured."""
+    return calibration.costs if calibration else _UNKNOWN
+
+
+@dataclass
+class Bill:
+    """What its hits have cost a target, ``ns`` of CPU time: each what one cost when it was counted. An estimate."""
+
+    ns: float = 0.0
+    _hits: Sequence[int] = ()
+
+    def add(self, plan: ProbePlan, hits: Sequence[int], costs: Costs) -> None:
+        """``hits``: all so far, by site."""
+        before = self._hits or [0] * len(hits)
+        for probe, now, then in zip(plan.probes, hits, before, strict=False):
+            self.ns += (now - then) * costs[probe.emulated]
+        self._hits = hits

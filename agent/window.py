@@ -113,6 +113,26 @@ class FunctionTotals:
 
 
 @dataclass(frozen=True)
+class LivingGoroutine:
+    """One goroutine that had not ended when it was looked at. What it did counts from when it was first seen."""
+
+    g: int
+    """Address of its runtime.g, which tells it apart while it lives; a later goroutine may get the same."""
+    function: str
+    """That it began with."""
+    state: str
+    """Empty: it went from one to another while it was looked at."""
+    reason: str
+    """The wait reason while it waits, else empty."""
+    in_state_ns: int | None
+    """For how long it has been in that state, within the window; None with an empty state."""
+    runs: int
+    runnable_ns: int
+    """All of its waits to run; one that goes on counts up to now, as it does in the next."""
+    max_runnable_ns: int
+
+
+@dataclass(frozen=True)
 class OffCpuTotals:
     """How often and how long goroutines that were started with one function ran for Go and were off the CPU: waiting on
     the kernel's run queue, blocked in the kernel, and both together at most in one go."""
@@ -222,6 +242,9 @@ class Window:
     """Estimated CPU time that the probes cost the target; None if it could not be calibrated."""
     ended: str
     """Why the window ended, empty while it goes on."""
+    worst: tuple[LivingGoroutine, ...] = ()
+    """Those alive that come first by longest wait to run, by all waits to run, or by time in their present state, in no
+    order."""
     wait_parts: WaitParts | None = None
     """Of all time in ``sched_latency``; None at the sampled level."""
     samples: Samples | None = None

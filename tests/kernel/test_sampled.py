@@ -23,11 +23,12 @@ from schedtrace.attach import Watch
 from schedtrace.bpf_text import source_text
 from schedtrace.errors import NotTraceable
 from schedtrace.histogram import Histogram
-from schedtrace.passive import PassiveReader, RuntimeState
+from schedtrace.passive import PassiveReader
 from schedtrace.plan import ProbePlan, make_plan
 from schedtrace.procfs import Process, open_process
 from schedtrace.runtime_histogram import RuntimeHistogram
 from schedtrace.runtime_plan import make_runtime_plan
+from schedtrace.runtime_state import RuntimeState
 from schedtrace.session import Compilation, Session, Sizes
 from schedtrace.window import CAUSES, Samples, Window
 from tests import servers

@@ -13,7 +13,7 @@ AGENT = ROOT / "agent"
 SYMBOLS = ROOT / "symbols"
 SOURCES = sorted([*AGENT.rglob("*.py"), *SYMBOLS.rglob("*.py")])
 # Modules that only compute: fed and read by others, so that they can be tested with plain values.
-_PURE = {"heap_goal", "histogram", "runtime_histogram", "series", "window", "verdict"}
+_PURE = {"heap_goal", "histogram", "runtime_histogram", "runtime_state", "series", "window", "verdict"}
 PURE = sorted(_PURE & {path.stem for path in AGENT.glob("*.py")})
 # What a module can import that does no I/O.
 PURE_MAY_IMPORT = {

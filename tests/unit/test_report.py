@@ -1,4 +1,4 @@
-"""The summary, the live view and the interval lines of made-up windows; and their JSON."""
+"""The summary and the interval lines of made-up windows; and their JSON."""
 
 import io
 import json
@@ -10,103 +10,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from schedtrace.histogram import SLOTS, Histogram
-from schedtrace.report import IntervalLines, live_view, summary
+from schedtrace.histogram import Histogram
+from schedtrace.report import IntervalLines, summary
 from schedtrace.report_json import window_json
-from schedtrace.window import (
-    CAUSES,
-    FunctionTotals,
-    OffCpuTotals,
-    ProbeHits,
-    Samples,
-    StateTime,
-    Target,
-    Throttling,
-    WaitParts,
-    Window,
-)
+from schedtrace.window import ProbeHits, Samples, StateTime, Throttling, WaitParts, Window
+from tests.unit.windows import CHANNEL, NETWORK, POD, RUN_QUEUE, example, function, slots
 
 ROOT = Path(__file__).parents[2]
-POD = "/kubepods/burstable/pod0f6a3c7e-5f0d-4c1e-9b3a-2d8e7f6a5b4c/" + "4ab7" * 16
-
-
-def slots(**counts: int) -> tuple[int, ...]:
-    return tuple(counts.get(f"s{k}", 0) for k in range(SLOTS))
-
-
-NETWORK = Histogram(slots(s0=1, s3=2000, s12=3), sum_ns=19_000_000, max_ns=3_690_000)
-CHANNEL = Histogram(slots(s1=40, s5=2), sum_ns=150_000, max_ns=28_800)
-RUN_QUEUE = Histogram(slots(s2=400, s10=5), sum_ns=5_040_000, max_ns=922_000)
-
-
-def function(name: str, scale: int) -> FunctionTotals:
-    return FunctionTotals(
-        function=name,
-        goroutines=12 * scale,
-        created=scale,
-        exits=scale,
-        parks=1000 * scale,
-        readies=1000 * scale,
-        runs=2000 * scale,
-        preempted=3,
-        yielded=4,
-        switches=5,
-        syscalls=6,
-        runnable_ns=20_000_000 * scale,
-        running_ns=7,
-        waiting_ns=3_000_000_000 * scale,
-        syscall_ns=8,
-        max_runnable_ns=1_500_000 * scale,
-        max_waiting_ns=500_000_000 * scale,
-    )
 
 
 @pytest.fixture
 def window() -> Window:
-    return Window(
-        target=Target(
-            pid=1234,
-            exe="/opt/nats/nats-server",
-            name="nats-server",
-            go_version="go1.27.2",
-            level="full",
-            mode="casgstatus",
-            symbols="symtab",
-            cgroup_path=POD,
-            cgroup_hierarchy="cpu,cpuacct",
-            cgroup_id=59,
-            quota_cores=0.5,
-        ),
-        duration_ns=10_000_000_000,
-        transitions={("waiting", "runnable"): 2046, ("running", "waiting"): 2050},
-        sched_latency={"channel": CHANNEL, "network": NETWORK},
-        wait={"IO wait": RUN_QUEUE},
-        states=(
-            StateTime("waiting", "IO wait", 410_000_000_000, 99),
-            StateTime("runnable", "", 700_000_000, 123_460),
-            StateTime("running", "", 3_200_000_000, 123_456),
-        ),
-        functions=(
-            function("main.main", 1),
-            function("github.com/nats-io/nats-server/v2/server.(*client).readLoop", 5),
-        ),
-        run_queue=RUN_QUEUE,
-        off_cpu={"preempted": RUN_QUEUE, "blocked": CHANNEL, "woken": Histogram()},
-        off_cpu_functions=(OffCpuTotals("main.main", 447, 5_040_000, 150_000, 922_000),),
-        threads=12,
-        goroutines=41,
-        probes=(
-            ProbeHits("runtime.preemptPark", "+10 push rbp", True, 0),
-            ProbeHits("runtime.casgstatus", "+0 push rbp", True, 4096),
-            ProbeHits("runtime.coroswitch_m", "+0 cmp rsp", False, 3),
-        ),
-        foreign_hits=17,
-        unseen=("system calls: a goroutine in one counts as running",),
-        lost={"interval_began_before_window": 23, "inconsistent_state": 0},
-        throttling=Throttling(periods=100, throttled_periods=62, throttled_ns=1_400_000_000),
-        overhead_ns=21_000_000,
-        ended="the duration is over",
-    )
+    return example()
 
 
 def test_the_whole_summary(window: Window) -> None:
@@ -286,18 +201,6 @@ def test_hostile_names_stay_text(window: Window) -> None:
     assert len(text.split("\n")) == len(printed(window).split("\n")) - 2  # one function less in two tables
 
 
-def test_the_live_view_stands_for_itself_in_24_lines(window: Window) -> None:
-    histograms = {cause: Histogram(slots(s4=i + 1), (i + 1) * 9000, 12_000) for i, cause in enumerate(CAUSES)}
-    states = tuple(StateTime("waiting", f"reason {i}", 10**9 - i, 2) for i in range(20))
-    shown = live_view(replace(window, sched_latency=histograms, states=states, ended="")).plain.split("\n")
-    first = "\n".join(shown[:24])
-    assert "THROTTLED" in first
-    assert re.search(r"^  threads, for a CPU +405 ", first, re.MULTILINE)
-    assert re.search(r"^  all +78 ", first, re.MULTILINE)
-    assert re.search(r"^  \(others\)", first, re.MULTILINE)
-    assert shown[24] == "Who waited to run most  by the function the goroutine began with"
-
-
 def test_what_waits_were_for(window: Window) -> None:
     text = printed(replace(window, wait_parts=WaitParts(20_000_000, 5_000_000, None, 1_000_000)))
     lines = text.split("\n")
@@ -359,9 +262,6 @@ def test_the_summary_of_samples(sampled: Window) -> None:
     assert "stopping for GC" not in text
     assert "Where goroutines spend" not in text
     assert "Who waited" not in text
-    live = live_view(sampled).plain
-    assert "a sample" in live
-    assert "threads, for a CPU" not in live
 
 
 def test_the_summary_of_no_samples(sampled: Window) -> None:
