@@ -86,3 +86,32 @@ def test_counts_of_the_runtime(version: str, tmp_path: Path) -> None:
             assert scrape.value("schedtrace_gomaxprocs", OWNER) == 4
             assert exported(scrape) >= before
         assert "passive" not in watching.log()
+
+
+@pytest.mark.parametrize("strip", [False, True], ids=["symbols", "stripped"])
+def test_time_off_the_cpu_without_probes(strip: bool, tmp_path: Path) -> None:
+    """Sleeps that the runtime doesn't know of: each is one time off the CPU, blocked and then woken."""
+    program = tmp_path / PROGRAM
+    shutil.copy(binary("offcpu", strip=strip), program)
+    (tmp_path / "containers").mkdir()
+    token = new_token()
+    arguments = ("--level", "passive", "--log-root", tmp_path)
+    with agent(tmp_path, *arguments, command=confined(token)) as watching:
+        with Workload(program, "-raw", 2, "-procs", 3, "-duration", "1s", env={TOKEN_VARIABLE: token}) as target:
+            watching.await_process(OWNER)
+            facts = target.run()
+            alive = watching.scrape()
+        after = watching.scrape()
+        for scrape in (alive, after):
+            blocked, woken = (
+                scrape.value("schedtrace_goroutine_off_cpu_seconds_count", OWNER, reason=reason)
+                for reason in ("blocked", "woken")
+            )
+            unseen = scrape.value("schedtrace_lost_total", OWNER, reason="thread_switch_unseen")
+            assert blocked == woken
+            assert facts["raws"] - unseen <= blocked <= 1.05 * facts["raws"] + 50
+            slept = scrape.value("schedtrace_goroutine_off_cpu_seconds_sum", OWNER, reason="blocked")
+            assert slept >= 0.002 * (facts["raws"] - unseen)
+            assert scrape.value("schedtrace_thread_run_queue_seconds_count", OWNER) >= woken
+            assert scrape.value("schedtrace_probe_hits_total", OWNER) == 0
+        assert "passive" not in watching.log()

@@ -9,7 +9,8 @@ from schedtrace.abi import GoroutineState as State
 from schedtrace.abi import LostReason, WakeCause
 from schedtrace.histogram import Histogram
 from schedtrace.session import Snapshot
-from schedtrace.window import LivingGoroutine
+from schedtrace.thread_watch import ThreadSnapshot
+from schedtrace.window import LivingGoroutine, OffCpuTotals
 
 REASONS = ("", "", "IO wait", "sleep")
 IO_WAIT, SLEEP = 2, 3
@@ -153,3 +154,45 @@ def test_what_goes_on_is_told_only_if_both_looks_found_the_same() -> None:
         LivingGoroutine(48, "main.worker", "", "", None, 1, 2 * MS, 2 * MS),
         LivingGoroutine(64, "(unknown)", "running", "", 20 * MS, 0, 0, 0),
     )
+
+
+def _off_cpu(times: int, run_queue_ns: int, blocked_ns: int, max_ns: int) -> Any:
+    return np.frombuffer(
+        bytes(abi.OffCpuTotals(times, run_queue_ns, blocked_ns, max_ns)), np.dtype(abi.OffCpuTotals)
+    )[0]
+
+
+def test_what_threads_did() -> None:
+    stats = np.zeros(1, np.dtype(abi.ThreadStats))[0]
+    stats["run_queue"]["slots"][2] = 5
+    stats["off_cpu"][abi.OffCpu.WOKEN]["slots"][1] = 3
+    stats["off_cpu"][abi.OffCpu.WOKEN]["sum_ns"] = 4_500
+    stats["lost"][LostReason.THREAD_UNKNOWN] = 2
+    stats["lost"][LostReason.THREADS_FULL] = 1
+    functions = {
+        0x1000: _off_cpu(3, 400, 50, 300),
+        0x1008: _off_cpu(1, 1, 2, 3),
+        0x2000: _off_cpu(9, 10_000, 0, 9_000),
+        0: _off_cpu(1, 7, 0, 7),
+    }
+    names = {**NAMES, 0x1008: "main.worker"}
+    counts = join.thread_counts(ThreadSnapshot(stats, functions, goroutines_known=True, unlisted=4), names.get)
+    assert counts.run_queue.count == 5
+    assert counts.off_cpu is not None
+    assert {reason: (h.count, h.sum_ns) for reason, h in counts.off_cpu.items()} == {
+        "preempted": (0, 0),
+        "blocked": (0, 0),
+        "woken": (3, 4_500),
+    }
+    assert counts.functions == (
+        OffCpuTotals("net/http.(*conn).serve", 9, 10_000, 0, 9_000),
+        OffCpuTotals("main.worker", 4, 401, 52, 300),
+        OffCpuTotals(join.UNKNOWN_FUNCTION, 1, 7, 0, 7),
+    )
+    assert counts.lost == {"goroutine_of_thread_unknown": 2, "thread_table_full": 5}
+    unknown = join.thread_counts(ThreadSnapshot(stats, {}, goroutines_known=False, unlisted=0), None)
+    assert (unknown.off_cpu, unknown.functions, unknown.run_queue.count) == (None, (), 5)
+
+
+def test_losses_add_up() -> None:
+    assert join.lost_in_all({"a": 1, "b": 2}, {"b": 3, "c": 4}) == {"a": 1, "b": 5, "c": 4}
