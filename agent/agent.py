@@ -26,7 +26,7 @@ from schedtrace.selection import Selection
 from schedtrace.session import Compilation, Session, Sizes
 from schedtrace.tls import TlsFiles
 from schedtrace.web import Address, MetricsServer
-from schedtrace.window import FULL_LEVEL, WINDOWS_LEVEL
+from schedtrace.window import PASSIVE_LEVEL
 
 _LIBC = ctypes.CDLL(None)
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # malloc.h
@@ -46,7 +46,7 @@ class Options:
     max_overhead: float | None
     """Share of a target's CPU time that watching it may cost; None: watch it all the time, whatever that costs."""
     level: str
-    """The most that may be done: :data:`PASSIVE_LEVEL` or :data:`FULL_LEVEL`."""
+    """The most that may be done: :data:`PASSIVE_LEVEL`, :data:`SAMPLED_LEVEL` or :data:`FULL_LEVEL` (window.py)."""
     tls: TlsFiles | None
 
 
@@ -81,10 +81,10 @@ def run(options: Options) -> None:
         compilation = stack.enter_context(Compilation(sizes, all_programs(), process_events=True))
         session = stack.enter_context(Session(compilation, all_programs()))
         _LIBC.malloc_trim(0)  # the compiler in this process has left 15 MB of free memory behind
-        governor, level = None, options.level
-        if options.max_overhead is not None and level == FULL_LEVEL:
-            governor, level = Governor(Policy(options.max_overhead)), WINDOWS_LEVEL
-        fleet = Fleet(session, PodIndex(options.log_root), selection, events, binaries, governor, level)
+        governor = None
+        if options.max_overhead is not None and options.level != PASSIVE_LEVEL:
+            governor = Governor(Policy(options.max_overhead))
+        fleet = Fleet(session, PodIndex(options.log_root), selection, events, binaries, governor, options.level)
         server = MetricsServer(
             options.listen,
             Exporter(fleet.view, options.max_series),

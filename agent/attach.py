@@ -61,7 +61,7 @@ class Watch:
                 self._session = stack.enter_context(Session(compilation, target.programs_of(self.plan)))
                 self._attach(image)
             self._calibration = target.calibration(
-                self._session, self.plan.mode, {probe.emulated for probe in self.plan.probes}
+                self._session, [self.plan.mode], {probe.emulated for probe in self.plan.probes}
             )
             self._bill = target.Bill()
             self._stack = stack.pop_all()
@@ -153,7 +153,7 @@ class Watch:
     def _overhead_ns(self, hits: Sequence[int]) -> int | None:
         if self._calibration is None:
             return None
-        self._bill.add(self.plan, hits, self._calibration.costs)
+        self._bill.add(self.plan, hits, target.costs_of(self._calibration, self.plan))
         return round(self._bill.ns)
 
     def _function_name(self, start_pc: int) -> str | None:

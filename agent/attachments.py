@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -18,6 +18,7 @@ from time import monotonic
 
 from schedtrace import target
 from schedtrace.binaries import GoBinary
+from schedtrace.governor import Level
 from schedtrace.plan import ProbePlan
 from schedtrace.procfs import Process
 from schedtrace.session import Attachment, Session, Window
@@ -32,9 +33,10 @@ _IDLE_SECONDS = 30.0
 @dataclass(eq=False)
 class Probed:
     """Probes in the kernel, and the processes that count through them. ``attachment``: None if they are put in for
-    windows only."""
+    windows only. ``plans``: by level, those that may be; ``plan``: the one that is in, or was last."""
 
     binary: GoBinary
+    plans: Mapping[Level, ProbePlan]
     plan: ProbePlan
     attachment: Attachment | None
     only: tuple[int, int] | None
@@ -43,6 +45,11 @@ class Probed:
     window: Window | None = None
     idle_since: float = field(default_factory=monotonic)
 
+    @property
+    def level(self) -> Level:
+        """Of :attr:`plan`."""
+        return next(level for level, plan in self.plans.items() if plan is self.plan)
+
     def leave(self, pid: int) -> None:
         """A process counts through them no longer."""
         self.pids.discard(pid)
@@ -50,10 +57,11 @@ class Probed:
 
 
 class Attachments:
-    """All probes of a session. ``confined``: each process has its own; ``windows``: they are not put in yet."""
+    """All probes of a session. ``confined``: each process has its own; ``always``: the level whose probes are put in at
+    once, where it is possible, and not in windows."""
 
-    def __init__(self, session: Session, *, confined: bool, windows: bool = False) -> None:
-        self._session, self._confined, self._windows = session, confined, windows
+    def __init__(self, session: Session, *, confined: bool, always: Level | None) -> None:
+        self._session, self._confined, self._always = session, confined, always
         self._probed: dict[tuple[int, ...], list[Probed]] = {}
         """By :attr:`GoBinary.key_without_device`; confined probes by PID and start time."""
 
@@ -63,13 +71,18 @@ class Attachments:
         key = only or binary.key_without_device
         for probed in self._probed.get(key, ()):
             inside = probed.attachment or probed.window
-            if probed.binary.key == binary.key or (not only and inside and has_breakpoint(process, plan)):
+            if probed.binary.key == binary.key or (not only and inside and has_breakpoint(process, probed.plan)):
                 return probed
+        plans: dict[Level, ProbePlan] = {"full": plan}
+        if plan.sampled:
+            plans["sampled"] = plan.at_sampled_level()
         attachment = None
-        if not self._windows:
-            pid = process.pid if only else ANY_PROCESS
-            attachment = self._session.attach(executable_fd, target.sites_of(plan), pid)
-        probed = Probed(binary, plan, attachment, only)
+        if self._always in plans:
+            plan = plans[self._always]
+            attachment = self._session.attach(
+                executable_fd, target.sites_of(plan), process.pid if only else ANY_PROCESS
+            )
+        probed = Probed(binary, plans, plan, attachment, only)
         self._probed.setdefault(key, []).append(probed)
         return probed
 

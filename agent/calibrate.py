@@ -38,6 +38,8 @@ Costs = Mapping[bool, float]
 """CPU time of a hit in ns, by "does the kernel emulate the probed instruction"."""
 Kinds = tuple[ProbeKind, ProbeKind, ProbeKind]
 """What the probes on a page's sites mean: all of one transition each."""
+_Case = tuple[Kinds, bool]
+"""With "on emulated instructions"."""
 CASGSTATUS: Kinds = (ProbeKind.CASGSTATUS, ProbeKind.CASGSTATUS, ProbeKind.CASGSTATUS)
 FUNCTIONS: Kinds = (ProbeKind.PARK, ProbeKind.READY, ProbeKind.RUN)
 RECORDS: Kinds = (ProbeKind.RECORD, ProbeKind.RECORD, ProbeKind.RECORD)
@@ -162,30 +164,32 @@ class Calibration:
     """Probes on pages of this process, for as long as the session has them, to measure what a hit costs now: that
     depends on what else the machine does (two hardware threads of a core share it), so that it changes."""
 
-    def __init__(self, session: Session, kinds: Kinds, emulated: Collection[bool]) -> None:
-        """``kinds``: :data:`CASGSTATUS`, :data:`FUNCTIONS` or :data:`RECORDS`; ``emulated``: on which instructions,
-        those that the kernel emulates or those that it single-steps. ``session`` has one target more from now on, this
-        process.
+    def __init__(self, session: Session, kinds: Sequence[Kinds], emulated: Collection[bool]) -> None:
+        """``kinds``: one or more of :data:`CASGSTATUS`, :data:`FUNCTIONS` and :data:`RECORDS`, the last only as the
+        last; ``emulated``: on which instructions, those that the kernel emulates or those that it single-steps.
+        ``session`` has one target more from now on, this process.
 
         Raises AttachFailed or OSError if it can't be measured.
         """
-        self._pages: dict[bool, CodePage] = {}
+        cases = [(kinds[0], each) for each in emulated] + [(each, next(iter(emulated))) for each in kinds[1:]]
+        self._pages: dict[_Case, CodePage] = {}
         self._recent: deque[float] = deque(maxlen=_KEPT)
+        sampler = None
         with ExitStack() as stack:
             self._bare = stack.enter_context(CodePage())
             record = self._bare.target((), ())
-            programs = [program_of(kind) for kind in kinds]
-            for i, each in enumerate(emulated):
-                page = self._pages[each] = stack.enter_context(CodePage())
-                sites = page.emulated if each else page.stepped
+            for i, (each, is_emulated) in enumerate(cases):
+                page = self._pages[each, is_emulated] = stack.enter_context(CodePage())
+                sites = page.emulated if is_emulated else page.stepped
+                programs = [program_of(kind) for kind in each]
                 session.attach(page.fd, [ProbeSite(*site) for site in zip(programs, sites, strict=True)])
-                page.note_sites(record, sites, kinds, HITS_PER_LOOP * i)
-            sampler = page.sampler() if kinds == RECORDS else None
+                page.note_sites(record, sites, each, HITS_PER_LOOP * i)
+                sampler = page.sampler() if each == RECORDS else sampler
             session.threads.watch(os.getpid(), abi.Process())  # as a target's are
             session.watch(os.getpid(), record, sampler=sampler, time_before=False)
-        self._usual = next(iter(self._pages))
-        self._ratios = dict.fromkeys(self._pages, 1.0)
-        first = {each: statistics.median(self._hit_ns(each) for _ in range(_ROUNDS)) for each in self._pages}
+        self._usual = cases[0]
+        self._ratios = dict.fromkeys(cases, 1.0)
+        first = {each: statistics.median(self._hit_ns(each) for _ in range(_ROUNDS)) for each in cases}
         self._recent.append(first[self._usual])
         self._measured = monotonic()
         self._ratios = {each: cost / first[self._usual] for each, cost in first.items()}
@@ -196,15 +200,16 @@ class Calibration:
             self._measured = monotonic()
             self._recent.append(self._hit_ns(self._usual))
 
-    @property
-    def costs(self) -> Costs:
-        """CPU time of a hit: the median of the last measurements."""
-        usual = statistics.median(self._recent)
-        return {each: usual * ratio for each, ratio in self._ratios.items()}
+    def costs(self, kinds: Kinds) -> Costs:
+        """CPU time of a hit of those kinds, of the first if these were not asked for: the median of the last
+        measurements."""
+        first, usual_emulated = self._usual
+        usual = statistics.median(self._recent) * self._ratios.get((kinds, usual_emulated), 1.0)
+        return {emulated: usual * ratio for (each, emulated), ratio in self._ratios.items() if each == first}
 
-    def _hit_ns(self, emulated: bool) -> float:
-        loops = _LOOPS if emulated else _STEPPED_LOOPS
-        bare_ns, probed_ns = _passing_ns(self._bare, loops), _passing_ns(self._pages[emulated], loops)
+    def _hit_ns(self, case: _Case) -> float:
+        loops = _LOOPS if case[1] else _STEPPED_LOOPS
+        bare_ns, probed_ns = _passing_ns(self._bare, loops), _passing_ns(self._pages[case], loops)
         return max(probed_ns - bare_ns, 1) / (loops * HITS_PER_LOOP)
 
 

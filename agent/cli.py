@@ -231,10 +231,10 @@ def check(as_json: bool) -> int:
 )
 @click.option(
     "--level",
-    type=click.Choice(["passive", "full"]),
+    type=click.Choice(["passive", "sampled", "full"]),
     default="full",
     show_default=True,
-    help="The most that may be done: nothing that needs probes, or following every goroutine.",
+    help="The most that may be done: nothing that needs probes, seeing what the runtime samples, or every goroutine.",
 )
 @click.option("--tls-certificate", type=click.Path(dir_okay=False), help="Serve over TLS: certificate (PEM).")
 @click.option("--tls-key", type=click.Path(dir_okay=False), help="Its private key (PEM).")

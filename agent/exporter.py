@@ -15,148 +15,17 @@ from importlib.metadata import version
 from prometheus_client.core import Metric
 
 from schedtrace import exposition
-from schedtrace.exposition import LINES_OF_A_HISTOGRAM, Family, Kind
+from schedtrace.exposition import LINES_OF_A_HISTOGRAM, Family
 from schedtrace.histogram import Histogram
+from schedtrace.metrics import OF_SERIES
 from schedtrace.runtime_state import PROCESSOR_STATES, RuntimeState, RuntimeTotals
-from schedtrace.series import Labels, NodeView, Series
+from schedtrace.series import Labels, NodeView, Series, SeriesTotals
 
 DEFAULT_MAX_SERIES = 60_000
 """A pod has 100 to 400 series, so this holds the pods of a full node (the kubelet's default is at most 110)."""
 
 _LABELS = ("namespace", "pod", "container", "process")
 _NS = 1e9
-# Name, kind, labels besides those of the series, help.
-_OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
-    (
-        "schedtrace_goroutine_sched_latency_seconds",
-        "histogram",
-        ("cause",),
-        "Time goroutines were runnable before they ran, by what made them runnable.",
-    ),
-    (
-        "schedtrace_goroutine_wait_seconds",
-        "histogram",
-        ("reason",),
-        "Time goroutines waited, by wait reason of the Go runtime.",
-    ),
-    (
-        "schedtrace_goroutine_transitions_total",
-        "counter",
-        ("from", "to"),
-        "Changes of goroutine state.",
-    ),
-    (
-        "schedtrace_goroutine_state_seconds_total",
-        "counter",
-        ("state",),
-        "Time goroutines spent in a state, added up over goroutines.",
-    ),
-    (
-        "schedtrace_thread_run_queue_seconds",
-        "histogram",
-        (),
-        "Time threads were runnable for the kernel before they ran. All the time, not only in windows.",
-    ),
-    (
-        "schedtrace_goroutine_off_cpu_seconds",
-        "histogram",
-        ("reason",),
-        (
-            "Time goroutines ran for Go while their thread was off the CPU: preempted, it waited for a CPU; blocked, "
-            "it slept in the kernel; woken, it waited for a CPU behind that. All the time, not only in windows."
-        ),
-    ),
-    (
-        "schedtrace_runtime_sched_latency_seconds",
-        "histogram",
-        (),
-        (
-            "Time goroutines were runnable before they ran, as the Go runtime itself samples it since its start: one "
-            "in eight, not multiplied; up to Go 1.25 with system calls as waits of 0. The sum is an estimate from "
-            "buckets."
-        ),
-    ),
-    (
-        "schedtrace_runtime_stop_the_world_seconds",
-        "histogram",
-        ("reason",),
-        (
-            "Time from the wish to stop the world until all ran again, as the Go runtime counts it since its start. "
-            "The sum is an estimate from buckets."
-        ),
-    ),
-    (
-        "schedtrace_runtime_stopping_seconds",
-        "histogram",
-        ("reason",),
-        "Of that, the time until all had stopped (Go 1.22 and newer).",
-    ),
-    ("schedtrace_runtime_gc_cycles_total", "counter", (), "Collections that the Go runtime has completed."),
-    (
-        "schedtrace_runtime_heap_goal_bytes",
-        "gauge",
-        (),
-        "Size of the heap at which the collection under way, or the next one, is to end, added up.",
-    ),
-    ("schedtrace_runtime_processors", "gauge", ("state",), "Ps of the processes, by state."),
-    (
-        "schedtrace_runtime_run_queue",
-        "gauge",
-        ("queue",),
-        "Runnable goroutines in the global queue, and in those of the Ps.",
-    ),
-    (
-        "schedtrace_runtime_threads",
-        "gauge",
-        ("state",),
-        "Threads (Ms) of the Go runtimes: idle, without anything to run, and others.",
-    ),
-    ("schedtrace_gomaxprocs", "gauge", (), "GOMAXPROCS of the processes, added up."),
-    ("schedtrace_goroutines", "gauge", (), "Goroutines of the processes, without the runtime's own."),
-    (
-        "schedtrace_cfs_throttled_seconds_total",
-        "counter",
-        (),
-        "Time a CPU limit held CPUs back: of the container, the same for each of its processes.",
-    ),
-    (
-        "schedtrace_cpu_quota_cores",
-        "gauge",
-        (),
-        "CPU limit, in cores: of the container, the same for each of its processes.",
-    ),
-    ("schedtrace_threads", "gauge", (), "Threads of the processes."),
-    ("schedtrace_open_fds", "gauge", (), "Open file descriptors of the processes."),
-    (
-        "schedtrace_target_info",
-        "info",
-        ("go_version", "level", "symbols"),
-        "How processes are watched: their Go version, the level of seeing, and where function names came from.",
-    ),
-    (
-        "schedtrace_overhead_seconds_total",
-        "counter",
-        (),
-        "Estimated CPU time that watching cost the processes.",
-    ),
-    (
-        "schedtrace_seen_seconds_total",
-        "counter",
-        (),
-        (
-            "Time that processes were watched, added up over them. Transitions, states, latencies and waits count in "
-            "that time only: their rate divided by this one's is the rate of one process."
-        ),
-    ),
-    ("schedtrace_probe_hits_total", "counter", (), "Times that processes hit a probe."),
-    (
-        "schedtrace_lost_total",
-        "counter",
-        ("reason",),
-        "What could not be counted, by reason; without namespace, pod, container and process if nobody knows whose.",
-    ),
-)
-
 # By the first part of the names in RuntimeState.stop_the_world.
 _STOPS = {
     "stopped": "schedtrace_runtime_stop_the_world_seconds",
@@ -220,7 +89,7 @@ class Exporter:
         return tuple(sorted(fitting, key=lambda one: one.labels))
 
     def _families(self, view: NodeView) -> list[Family]:
-        rows: dict[str, list[_Row]] = {name: [] for name, *_ in _OF_SERIES}
+        rows: dict[str, list[_Row]] = {name: [] for name, *_ in OF_SERIES}
         for each in view.series:
             labels = each.labels
             base = tuple(map(_printable, (labels.namespace, labels.pod, labels.container, labels.process)))
@@ -228,7 +97,7 @@ class Exporter:
                 rows[name].append((base + tuple(map(_printable, own)), value))
         rows["schedtrace_lost_total"] += [(("", "", "", "", reason), n) for reason, n in sorted(view.lost.items())]
         return [
-            *(Family(name, kind, text, _LABELS + own, rows[name]) for name, kind, own, text in _OF_SERIES),
+            *(Family(name, kind, text, _LABELS + own, rows[name]) for name, kind, own, text in OF_SERIES),
             Family(
                 "schedtrace_attach_failures_total",
                 "counter",
@@ -260,20 +129,15 @@ class Exporter:
         ]
 
 
-def _values(series: Series) -> Iterable[tuple[str, tuple[str, ...], float | Histogram]]:
-    """Name, own labels and value of everything exported of one set of labels."""
+_Value = tuple[str, tuple[str, ...], float | Histogram]
+"""Name, own labels, value."""
+
+
+def _values(series: Series) -> Iterator[_Value]:
+    """Everything exported of one set of labels."""
     totals = series.totals
-    for name, by_reason in (
-        ("schedtrace_goroutine_sched_latency_seconds", totals.sched_latency),
-        ("schedtrace_goroutine_wait_seconds", totals.wait),
-        ("schedtrace_goroutine_off_cpu_seconds", totals.off_cpu),
-    ):
-        for reason, histogram in sorted(by_reason.items()):
-            yield name, (reason,), histogram
-    for states, n in sorted(totals.transitions.items()):
-        yield "schedtrace_goroutine_transitions_total", states, n
-    for state, time_ns in sorted(totals.state_ns.items()):
-        yield "schedtrace_goroutine_state_seconds_total", (state,), time_ns / _NS
+    yield from _histograms(totals)
+    yield from _counters(totals)
     yield "schedtrace_thread_run_queue_seconds", (), totals.run_queue
     if totals.runtime:
         yield from _runtime_totals(totals.runtime)
@@ -287,14 +151,37 @@ def _values(series: Series) -> Iterable[tuple[str, tuple[str, ...], float | Hist
     yield "schedtrace_open_fds", (), series.open_fds
     for info in series.infos:
         yield "schedtrace_target_info", (info.go_version, info.level, info.symbols), 1
-    yield "schedtrace_overhead_seconds_total", (), totals.overhead_ns / _NS
-    yield "schedtrace_seen_seconds_total", (), totals.seen_ns / _NS
-    yield "schedtrace_probe_hits_total", (), totals.hits
-    for reason, n in sorted(totals.lost.items()):
-        yield "schedtrace_lost_total", (reason,), n
 
 
-def _runtime_totals(totals: RuntimeTotals) -> Iterator[tuple[str, tuple[str, ...], float | Histogram]]:
+def _histograms(totals: SeriesTotals) -> Iterator[_Value]:
+    for name, by_reason in (
+        ("schedtrace_goroutine_sched_latency_seconds", totals.sched_latency),
+        ("schedtrace_goroutine_wait_seconds", totals.wait),
+        ("schedtrace_goroutine_off_cpu_seconds", totals.off_cpu),
+        ("schedtrace_sampled_sched_latency_seconds", totals.sampled_latency),
+    ):
+        for reason, histogram in sorted(by_reason.items()):
+            yield name, (reason,), histogram
+
+
+def _counters(totals: SeriesTotals) -> Iterator[_Value]:
+    for states, n in sorted(totals.transitions.items()):
+        yield "schedtrace_goroutine_transitions_total", states, n
+    for source, time_ns in sorted(totals.delay_ns.items()):
+        yield "schedtrace_sched_delay_seconds_total", source, time_ns / _NS
+    for name, times_ns in (
+        ("schedtrace_goroutine_state_seconds_total", totals.state_ns),
+        ("schedtrace_overhead_seconds_total", totals.overhead_ns),
+        ("schedtrace_seen_seconds_total", totals.seen_ns),
+    ):
+        for label, time_ns in sorted(times_ns.items()):
+            yield name, (label,), time_ns / _NS
+    for name, counts in (("schedtrace_probe_hits_total", totals.hits), ("schedtrace_lost_total", totals.lost)):
+        for label, n in sorted(counts.items()):
+            yield name, (label,), n
+
+
+def _runtime_totals(totals: RuntimeTotals) -> Iterator[_Value]:
     yield "schedtrace_runtime_sched_latency_seconds", (), totals.sched_latency
     for name, histogram in sorted(totals.stop_the_world.items()):
         phase, _, reason = name.partition("_")
@@ -304,7 +191,7 @@ def _runtime_totals(totals: RuntimeTotals) -> Iterator[tuple[str, tuple[str, ...
         yield "schedtrace_runtime_gc_cycles_total", (), totals.gc_cycles
 
 
-def _runtime_gauges(runtimes: Sequence[RuntimeState]) -> Iterator[tuple[str, tuple[str, ...], float]]:
+def _runtime_gauges(runtimes: Sequence[RuntimeState]) -> Iterator[_Value]:
     yield "schedtrace_gomaxprocs", (), sum(runtime.gomaxprocs for runtime in runtimes)
     yield "schedtrace_goroutines", (), sum(runtime.goroutines for runtime in runtimes)
     goals = [runtime.heap_goal_bytes for runtime in runtimes if runtime.heap_goal_bytes is not None]

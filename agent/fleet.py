@@ -14,7 +14,7 @@ import os
 import select
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -22,13 +22,13 @@ from itertools import islice
 from pathlib import Path
 from time import monotonic
 
-from schedtrace import join, target
+from schedtrace import target
 from schedtrace.accounts import Accounts, Owner
 from schedtrace.attachments import Attachments, Probed
 from schedtrace.binaries import Binaries, GoBinary, file_key
 from schedtrace.cgroups import Membership, container_of, read_cpu_stat, read_membership, read_mounts, read_quota_cores
 from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
-from schedtrace.governor import Governor
+from schedtrace.governor import Governor, Level
 from schedtrace.logs import EventLog
 from schedtrace.passive_level import PassiveLevel
 from schedtrace.plan import ProbePlan
@@ -39,9 +39,16 @@ from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
 from schedtrace.session import Session, Snapshot
 from schedtrace.target import Bill
 from schedtrace.thread_watch import ThreadSnapshot
-from schedtrace.window import FULL_LEVEL
+from schedtrace.totals import probe_totals, thread_totals
+from schedtrace.window import FULL_LEVEL, PASSIVE_LEVEL, SAMPLED_LEVEL, WINDOWS_LEVEL
 from schedtrace.windows import Windows
 
+_LEVELS: Mapping[str, Sequence[Level]] = {
+    PASSIVE_LEVEL: (),
+    SAMPLED_LEVEL: ("sampled",),
+    FULL_LEVEL: ("sampled", "full"),
+}
+"""What may be done with probes, by the most that may be done; the most last."""
 OTHER_PROCESSES = "(other)"
 """What processes go by whose container has too many names already."""
 _SCAN_SECONDS = 30.0
@@ -83,22 +90,26 @@ class Fleet:
         governor: Governor | None = None,
         level: str = FULL_LEVEL,
     ) -> None:
-        """``governor`` is asked when to count processes if ``level`` is :data:`WINDOWS_LEVEL`."""
+        """``level``: the most that may be done. ``governor``: with one, processes are watched in windows."""
         self._session, self._pods, self._selection, self._events = session, pods, selection, events
         self._lock = threading.Lock()
         self._mounts = read_mounts()
         self._binaries = binaries
-        self._level = level
-        self._attachments = Attachments(session, confined=not selection.everything, windows=level != FULL_LEVEL)
+        self._level = WINDOWS_LEVEL if governor else level
+        levels = _LEVELS[level]
+        always = levels[-1] if levels and not governor else None
+        self._attachments = Attachments(session, confined=not selection.everything, always=always)
         self._accounts = Accounts()
         self._passive = PassiveLevel(lambda pid, reason: events.info("passive", reason, pid=pid))
-        self._calibration = target.calibration(session, "casgstatus", (True, False))
+        self._calibration = target.calibration(session, ("casgstatus", "record"), (True, False))
         self._most = session.room
         self._watched: dict[int, _Watched] = {}
         self._governor, self._windows = governor, None
         if governor:
             on_failure = partial(self._fail, "attach_failed")
-            self._windows = Windows(session, self._attachments, governor, self._calibration, self._watched, on_failure)
+            self._windows = Windows(
+                session, self._attachments, governor, self._calibration, self._watched, levels, on_failure
+            )
         self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name
         self._lost = Counter[str]()
         self._failures = Counter[str]()
@@ -236,10 +247,8 @@ class Fleet:
             raise AttachFailed(f"no room for process {process.pid} ({process.name}): see --max-targets")
         probed = self._attachments.probe(process, binary, plan, executable_fd)
         runtime = None if isinstance(binary.runtime, str) else binary.runtime
-        threads = target.process_of(
-            process, runtime, target.reasons_of(plan), process.load_bias(), by_function=False
-        )
-        record = target.record_of(plan, process.load_bias())  # raises if it executes another program meanwhile
+        threads = target.process_of(process, runtime, target.reasons_of(plan), process.load_bias(), by_function=False)
+        record = target.record_of(probed.plan, process.load_bias())  # raises if it executes another program meanwhile
         with self._lock:
             self._session.threads.watch(process.pid, threads)
             probed.pids.add(process.pid)
@@ -249,7 +258,8 @@ class Fleet:
             if self._windows:
                 self._windows.add(watched)
             elif probed.attachment:
-                self._session.watch(process.pid, record, time_before=False)
+                sampler = target.sampler_of(probed.plan, process.load_bias())
+                self._session.watch(process.pid, record, sampler=sampler, time_before=False)
             self._name(watched, labels)
         self._read_passively(process, binary)
         self._events.info("watching", "watching a Go process", pid=process.pid, exe=process.exe, go=plan.go_version)
@@ -284,7 +294,8 @@ class Fleet:
             return
         watched.labels = labels
         self._unnamed.pop(watched.process.pid, None)
-        info = TargetInfo(watched.probed.plan.go_version, self._level, watched.probed.plan.symbols)
+        level = self._level if self._windows or watched.probed.attachment else PASSIVE_LEVEL
+        info = TargetInfo(watched.probed.plan.go_version, level, watched.probed.plan.symbols)
         self._accounts.open(labels, _owner(watched.membership), info)
 
     def _fail(self, reason: str, pid: int, message: str) -> None:
@@ -324,7 +335,7 @@ class Fleet:
 
     def _govern(self) -> None:
         """Take in what was counted in windows that have ended, and open others."""
-        if self._calibration and self._level == FULL_LEVEL and self._watched:
+        if self._calibration and not self._windows and self._watched:
             self._calibration.measure()
         if self._windows:
             with self._lock:
@@ -388,33 +399,13 @@ class Fleet:
 
     def _totals(self, watched: _Watched, threads: ThreadSnapshot, snapshot: Snapshot | None) -> SeriesTotals:
         """All that a process did that isn't in its account yet. ``snapshot``: None outside of windows."""
-        counts = join.thread_counts(threads, None)
-        own = SeriesTotals(
-            runtime=self._passive.totals(watched.process.pid),
-            run_queue=counts.run_queue,
-            off_cpu=counts.off_cpu or {},
-            lost=counts.lost,
-        )
+        own = SeriesTotals(runtime=self._passive.totals(watched.process.pid)) + thread_totals(threads)
         return own + self._counted(watched, snapshot) if snapshot else own
 
     def _counted(self, watched: _Watched, snapshot: Snapshot) -> SeriesTotals:
-        """What was counted of a process by BPF."""
-        plan = watched.probed.plan
-        counts = join.counts(snapshot, target.reasons_of(plan), None)
-        watched.bill.add(plan, counts.hits, target.costs_of(self._calibration))
-        state_ns = Counter[str]()
-        for time in counts.states:
-            state_ns[time.state] += time.time_ns
-        return SeriesTotals(
-            transitions=counts.transitions,
-            sched_latency=counts.sched_latency,
-            wait=counts.wait,
-            state_ns=state_ns,
-            lost=counts.lost,
-            overhead_ns=round(watched.bill.ns),
-            hits=sum(counts.hits),
-            seen_ns=snapshot.seen_ns,
-        )
+        probed = watched.probed
+        watched.bill.add(probed.plan, snapshot.hits, target.costs_of(self._calibration, probed.plan))
+        return probe_totals(snapshot, probed.plan, probed.level, watched.bill)
 
     def close(self) -> None:
         """Let go of the processes."""

@@ -44,11 +44,16 @@ class SeriesTotals:
     """By why, as in :data:`schedtrace.window.OFF_CPU`, all the time; nothing where it can't be told which goroutine a
     thread runs."""
     lost: Mapping[str, int] = field(default_factory=dict)
-    overhead_ns: int = 0
-    hits: int = 0
-    """Of probes."""
-    seen_ns: int = 0
-    """How long processes were watched, added up over them: all else was counted in that time."""
+    overhead_ns: Mapping[str, int] = field(default_factory=dict)
+    """Whose CPU time: "target", "agent"."""
+    hits: Mapping[str, int] = field(default_factory=dict)
+    """Of probes, by level."""
+    seen_ns: Mapping[str, int] = field(default_factory=dict)
+    """How long processes were watched, by level, added up over them: what probes count was counted in that time."""
+    sampled_latency: Mapping[str, Histogram] = field(default_factory=dict)
+    """By wake cause, at the sampled level."""
+    delay_ns: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Of waits to run, by level and source."""
     runtime: RuntimeTotals | None = None
     """What Go runtimes have counted themselves, since the processes began; None where they can't be read."""
 
@@ -61,9 +66,11 @@ class SeriesTotals:
             run_queue=self.run_queue + other.run_queue,
             off_cpu=add_histograms(self.off_cpu, other.off_cpu),
             lost=_add(self.lost, other.lost),
-            overhead_ns=self.overhead_ns + other.overhead_ns,
-            hits=self.hits + other.hits,
-            seen_ns=self.seen_ns + other.seen_ns,
+            overhead_ns=_add(self.overhead_ns, other.overhead_ns),
+            hits=_add(self.hits, other.hits),
+            seen_ns=_add(self.seen_ns, other.seen_ns),
+            sampled_latency=add_histograms(self.sampled_latency, other.sampled_latency),
+            delay_ns=_add(self.delay_ns, other.delay_ns),
             runtime=_add_if_any(self.runtime, other.runtime),
         )
 

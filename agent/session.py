@@ -64,6 +64,11 @@ class Snapshot:
     seen_ns: int = 0
     samples: Any = None
 
+    @property
+    def hits(self) -> list[int]:
+        """Of its probes, by site."""
+        return list(self.stats["hits"].tolist())
+
 
 @dataclass
 class Attachment:

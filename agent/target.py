@@ -105,12 +105,11 @@ def reasons_of(plan: ProbePlan) -> tuple[str, ...]:
     return plan.layout.wait_reasons if plan.layout else ()
 
 
-def calibration(session: Session, mode: str, emulated: Collection[bool]) -> Calibration | None:
-    """Measures what a hit costs, with the kinds of probes that a plan of that ``mode`` has; None if that can't be done.
-    The session needs room for one more target."""
-    kinds = _CALIBRATED[mode]
+def calibration(session: Session, modes: Sequence[str], emulated: Collection[bool]) -> Calibration | None:
+    """Measures what a hit costs, with the kinds of probes that plans of these ``modes`` have ("record" only as the
+    last); None if that can't be done. The session needs room for one more target."""
     with suppress(AttachFailed, OSError):
-        return Calibration(session, kinds, emulated)
+        return Calibration(session, [_CALIBRATED[mode] for mode in modes], emulated)
     return None
 
 
@@ -118,16 +117,18 @@ _UNKNOWN: Costs = {True: 2_000.0, False: 15_000.0}
 """Taken for the cost of a hit where it can't be measured: more than on any machine tried."""
 
 
-def costs_of(calibration: Calibration | None) -> Costs:
-    """What a hit costs now; more than it does, if it can't be measured."""
-    return calibration.costs if calibration else _UNKNOWN
+def costs_of(calibration: Calibration | None, plan: ProbePlan) -> Costs:
+    """What a hit of the plan's probes costs now; more than it does, if it can't be measured."""
+    return calibration.costs(_CALIBRATED[plan.mode]) if calibration else _UNKNOWN
 
 
 @dataclass
 class Bill:
-    """What its hits have cost a target, ``ns`` of CPU time: each what one cost when it was counted. An estimate."""
+    """What its hits have cost a target, ``ns`` of CPU time: each what one cost when it was counted. An estimate.
+    ``agent_ns``: its share of what this process spent on putting its probes in and taking them out."""
 
     ns: float = 0.0
+    agent_ns: float = 0.0
     _hits: Sequence[int] = ()
 
     def add(self, plan: ProbePlan, hits: Sequence[int], costs: Costs) -> None:

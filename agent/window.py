@@ -25,10 +25,10 @@ STATES = {
 
 PASSIVE_LEVEL = "passive"
 """How a process is watched that gets no probes."""
-WINDOWS_LEVEL = "full_in_windows"
-"""How a process is watched that every goroutine is followed in, but only for a while now and then."""
+WINDOWS_LEVEL = "windows"
+"""How a process is watched that is at times, now and then, at the sampled or the full level."""
 SAMPLED_LEVEL = "sampled"
-"""How a process is watched of which only the runtime's own samples are seen."""
+"""How a process is watched of which only what the runtime samples itself is seen."""
 FULL_LEVEL = "full"
 """How a process is watched that every goroutine is followed in."""
 

@@ -8,7 +8,7 @@ look once a second which have ended, to read what they counted, and to charge wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from time import clock_gettime_ns, monotonic_ns, thread_time_ns
 from typing import Protocol
@@ -47,10 +47,13 @@ class Windows:
         governor: Governor,
         calibration: Calibration | None,
         members: Mapping[int, Member],
+        levels: Collection[Level],
         on_failure: Callable[[int, str], None],
     ) -> None:
+        """``levels``: that windows may have, where they are possible."""
         self._session, self._attachments, self._governor = session, attachments, governor
         self._calibration, self._members, self._on_failure = calibration, members, on_failure
+        self._levels = levels
         self._open: list[Probed] = []
         self._ticks = 0
         self._keeper_clock = cpu_clock(session.keeper_pid)
@@ -100,15 +103,17 @@ class Windows:
     def _finish(self, probed: Probed, snapshots: Mapping[int, Snapshot], opening_ns: float) -> None:
         assert probed.window
         pids = [pid for pid in probed.pids if pid in snapshots]
-        costs = target.costs_of(self._calibration)
+        level, costs = probed.level, target.costs_of(self._calibration, probed.plan)
         for pid in pids:
             bill = self._members[pid].bill
-            bill.add(probed.plan, snapshots[pid].stats["hits"].tolist(), costs)
-            self._governor.charge(pid, "full", snapshots[pid].seen_ns, bill.ns)
+            bill.add(probed.plan, snapshots[pid].hits, costs)
+            self._governor.charge(pid, level, snapshots[pid].seen_ns, bill.ns)
         end: End = "exit"
         if pids:
             end = "budget" if self._session.end_of(probed.window) < probed.window.until_ns else "complete"
-        self._governor.ended(probed, "full", end, monotonic_ns(), opening_ns, pids)
+        shares_ns = self._governor.ended(probed, level, end, monotonic_ns(), opening_ns, pids)
+        for pid in pids:
+            self._members[pid].bill.agent_ns += shares_ns[pid]
         self._session.free_window(probed.window)
         probed.window = None
         self._open.remove(probed)
@@ -127,9 +132,12 @@ class Windows:
             if probed.pids and not probed.window and len(probed.pids) <= self._session.room:
                 waiting[probed] = probed.pids
         began_ns = thread_time_ns()
-        for opening in self._governor.choose(waiting, _levels_of, now_ns, len(self._open), len(groups)):
+        for opening in self._governor.choose(waiting, self._levels_of, now_ns, len(self._open), len(groups)):
             self._open_window(opening)
         self._spent_ns += thread_time_ns() - began_ns
+
+    def _levels_of(self, probed: Probed) -> list[Level]:
+        return [level for level in self._levels if level in probed.plans]
 
     def _open_window(self, opening: Opening) -> None:
         probed = opening.group
@@ -142,6 +150,7 @@ class Windows:
             executable_fd = first.open_executable()
         except SchedtraceError:
             return  # its end will be seen
+        probed.plan = probed.plans[opening.level]
         try:
             sites, confined_to = target.sites_of(probed.plan), first.pid if probed.only else ANY_PROCESS
             probed.window = self._session.open_window(executable_fd, sites, opening.duration_ns, confined_to)
@@ -161,7 +170,7 @@ class Windows:
         """On overlayfs each container has a file of its own that may be the same one to the kernel: then its processes
         have the breakpoints, too."""
         with suppress(SchedtraceError):
-            if other.pids and has_breakpoint(self._members[min(other.pids)].process, other.plan):
+            if other.pids and has_breakpoint(self._members[min(other.pids)].process, probed.plan):
                 pids = set(other.pids)
                 self._attachments.merge(probed, other)
                 for pid in pids:
@@ -173,16 +182,11 @@ class Windows:
         another program will be seen to."""
         if not self._session.room:
             return
-        plan, costs = member.probed.plan, target.costs_of(self._calibration)
+        plan = member.probed.plan
+        costs = target.costs_of(self._calibration, plan)
         hits_limit = max(int(limit_ns / max(costs[probe.emulated] for probe in plan.probes)), 1)
         member.bill = Bill()
         with suppress(SchedtraceError):
             bias, window = member.process.load_bias(), member.probed.window
             record, sampler = target.record_of(plan, bias), target.sampler_of(plan, bias)
-            self._session.watch(
-                member.process.pid, record, window, hits_limit, sampler=sampler, time_before=False
-            )
-
-
-def _levels_of(_probed: Probed) -> tuple[Level, ...]:
-    return ("full",)
+            self._session.watch(member.process.pid, record, window, hits_limit, sampler=sampler, time_before=False)

@@ -60,11 +60,11 @@ def storm_ms(session: Session, plan: ProbePlan, program: Path, count: Path, rate
 
 def costs_ns(session: Session, plan: ProbePlan) -> float:
     """Of a hit."""
-    calibration = target.calibration(session, plan.mode, {probe.emulated for probe in plan.probes})
+    calibration = target.calibration(session, [plan.mode], {probe.emulated for probe in plan.probes})
     if calibration is None:
         raise BenchError("what a hit costs can't be measured")
     session.retire([os.getpid()])
-    return max(calibration.costs.values())
+    return max(target.costs_of(calibration, plan).values())
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What the agent's programs on the scheduler's tracepoints cost a context switch, `python -m bench.switch_cost`.
 
-Two processes on one CPU wake each other through pipes: each byte is one wake-up and one switch. They are not Go's; where
-their goroutines are to be found there is memory in them that looks like a runtime's.
+Two processes on one CPU wake each other through pipes: each byte is one wake-up and one switch. They are not Go's;
+where their goroutines are to be found there is memory in them that looks like a runtime's.
 """
 
 import ctypes

@@ -110,7 +110,7 @@ def test_nothing_is_left_of_a_window_in_the_next(session: Session, plan: ProbePl
     with Workload(program, "-n", ENDLESS) as load:
         load.go()
         for _ in range(2):
-            window = open_window(session, plan, SECOND // 20, {load: 10**9})
+            window = open_window(session, plan, SECOND // 5, {load: 10**9})
             closed(session, window)
             snapshot = session.retire([load.pid])[load.pid]
             session.free_window(window)

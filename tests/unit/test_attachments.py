@@ -15,7 +15,7 @@ from schedtrace.bpf_text import program_of
 from schedtrace.errors import AttachFailed
 from schedtrace.session import Attachment, ProbeSite, Session
 
-PLAN = cast(Any, SimpleNamespace(probes=(SimpleNamespace(kind=ProbeKind.CASGSTATUS, file_offset=64),)))
+PLAN = cast(Any, SimpleNamespace(sampled=None, probes=(SimpleNamespace(kind=ProbeKind.CASGSTATUS, file_offset=64),)))
 
 
 def _binary(device: int, inode: int) -> GoBinary:
@@ -68,7 +68,7 @@ def _probe(probes: Attachments, pid: int, binary: GoBinary, start: int = 1) -> P
 @pytest.mark.usefixtures("clock")
 def test_processes_of_one_inode_share_probes() -> None:
     session = _Session()
-    probes = Attachments(cast(Session, session), confined=False)
+    probes = Attachments(cast(Session, session), confined=False, always="full")
     first = _probe(probes, 1, _binary(1, 7))
     assert _probe(probes, 2, _binary(1, 7)) is first
     assert _probe(probes, 10, _binary(2, 7)) is first  # through another overlay: the breakpoint tells
@@ -79,7 +79,7 @@ def test_processes_of_one_inode_share_probes() -> None:
 
 def test_shared_probes_stay_for_a_while(clock: _Clock) -> None:
     session = _Session()
-    probes = Attachments(cast(Session, session), confined=False)
+    probes = Attachments(cast(Session, session), confined=False, always="full")
     first = _probe(probes, 1, _binary(1, 7))
     other = _probe(probes, 2, _binary(1, 8))
     clock.now = 200
@@ -100,7 +100,7 @@ def test_shared_probes_stay_for_a_while(clock: _Clock) -> None:
 @pytest.mark.usefixtures("clock")
 def test_confined_probes_are_one_process_s() -> None:
     session = _Session()
-    probes = Attachments(cast(Session, session), confined=True)
+    probes = Attachments(cast(Session, session), confined=True, always="full")
     first = _probe(probes, 10, _binary(1, 7))
     assert _probe(probes, 11, _binary(1, 7)) is not first
     assert _probe(probes, 10, _binary(1, 9)) is not first  # it executes another program
@@ -114,7 +114,7 @@ def test_confined_probes_are_one_process_s() -> None:
 @pytest.mark.usefixtures("clock")
 def test_nothing_is_kept_of_what_could_not_be_probed() -> None:
     session = _Session(refuses=True)
-    probes = Attachments(cast(Session, session), confined=False)
+    probes = Attachments(cast(Session, session), confined=False, always="full")
     with pytest.raises(AttachFailed):
         _probe(probes, 1, _binary(1, 7))
     assert not probes._probed

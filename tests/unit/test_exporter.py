@@ -93,7 +93,11 @@ def series(
         run_queue=histogram(seed + 2),
         off_cpu={"preempted": histogram(seed + 4)},
         lost={"goroutines full": 3},
-        overhead_ns=2_000_000,
+        overhead_ns={"target": 2_000_000, "agent": 1_000},
+        hits={"full": 19, "sampled": 3},
+        seen_ns={"full": 4_000_000_000},
+        sampled_latency={"network": histogram(seed + 6)},
+        delay_ns={("full", "go_queue"): 5_000_000_000},
         runtime=RuntimeTotals(
             histogram(seed + 3),
             {"stopped_gc": histogram(seed + 4), "stopping_gc": histogram(seed + 5), "stopped_other": Histogram()},
@@ -186,6 +190,8 @@ def test_every_name_kind_and_label() -> None:
         "schedtrace_goroutine_wait_seconds": "histogram",
         "schedtrace_goroutine_transitions_total": "counter",
         "schedtrace_goroutine_state_seconds_total": "counter",
+        "schedtrace_sampled_sched_latency_seconds": "histogram",
+        "schedtrace_sched_delay_seconds_total": "counter",
         "schedtrace_thread_run_queue_seconds": "histogram",
         "schedtrace_goroutine_off_cpu_seconds": "histogram",
         "schedtrace_runtime_sched_latency_seconds": "histogram",
@@ -217,6 +223,7 @@ def test_every_name_kind_and_label() -> None:
         f'schedtrace_goroutine_transitions_total{{{base},from="running",to="waiting"}} 7',
         f'schedtrace_goroutine_state_seconds_total{{{base},state="running"}} 1.5',
         f'schedtrace_goroutine_state_seconds_total{{{base},state="waiting"}} 1e-09',
+        f'schedtrace_sched_delay_seconds_total{{{base},level="full",source="go_queue"}} 5.0',
         f"schedtrace_runtime_gc_cycles_total{{{base}}} 17",
         f"schedtrace_runtime_heap_goal_bytes{{{base}}} 4194304",
         f'schedtrace_runtime_processors{{{base},state="idle"}} 1',
@@ -233,7 +240,11 @@ def test_every_name_kind_and_label() -> None:
         f"schedtrace_threads{{{base}}} 11",
         f"schedtrace_open_fds{{{base}}} 13",
         f'schedtrace_target_info{{{base},go_version="go1.27.3",level="full",symbols="symtab"}} 1',
-        f"schedtrace_overhead_seconds_total{{{base}}} 0.002",
+        f'schedtrace_overhead_seconds_total{{{base},whose="agent"}} 1e-06',
+        f'schedtrace_overhead_seconds_total{{{base},whose="target"}} 0.002',
+        f'schedtrace_seen_seconds_total{{{base},level="full"}} 4.0',
+        f'schedtrace_probe_hits_total{{{base},level="full"}} 19',
+        f'schedtrace_probe_hits_total{{{base},level="sampled"}} 3',
         f'schedtrace_lost_total{{{base},reason="goroutines full"}} 3',
         'schedtrace_lost_total{namespace="",pod="",container="",process="",reason="samples"} 19',
         'schedtrace_attach_failures_total{reason="stripped"} 5',
@@ -312,7 +323,7 @@ def pods_of(collector: Exporter) -> list[str]:
 
 def test_whole_sets_of_labels_are_left_out_and_counted() -> None:
     each = per_series()
-    assert each == 27 * 8 + 2 + 2 + 2 + 2 + 2 + 1 + 1 + 1 + 2 + (1 + 1 + 4 + 2 + 2)
+    assert each == 27 * 9 + 28  # histograms, and others
     pods = tuple(series(Labels("n", f"p{i}", "c", "x")) for i in (4, 2, 0, 3, 1))
     limited = exporter(*pods, max_series=3 * each + each - 1)
     assert pods_of(limited) == ["p0", "p1", "p2"]

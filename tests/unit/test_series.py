@@ -18,7 +18,9 @@ def test_sum() -> None:
         run_queue=_histogram(0, 500),
         off_cpu={"preempted": _histogram(3, 5_000)},
         lost={"inconsistent_state": 1},
-        overhead_ns=7,
+        overhead_ns={"target": 7},
+        hits={"full": 5},
+        seen_ns={"full": 1, "sampled": 2},
     )
     second = SeriesTotals(
         transitions={("runnable", "running"): 2, ("running", "dead"): 1},
@@ -26,7 +28,10 @@ def test_sum() -> None:
         state_ns={"running": 5, "waiting": 3},
         run_queue=_histogram(0, 700),
         off_cpu={"preempted": _histogram(3, 6_000), "woken": _histogram(0, 10)},
-        overhead_ns=3,
+        overhead_ns={"target": 3, "agent": 2},
+        hits={"full": 1, "sampled": 9},
+        sampled_latency={"new": _histogram(2, 2_500)},
+        delay_ns={("full", "go_queue"): 4},
     )
     total = first + second
     assert total.transitions == {("runnable", "running"): 3, ("running", "dead"): 1}
@@ -37,7 +42,11 @@ def test_sum() -> None:
     assert total.state_ns == {"running": 15, "waiting": 3}
     assert total.run_queue.count == 2
     assert {reason: h.sum_ns for reason, h in total.off_cpu.items()} == {"preempted": 11_000, "woken": 10}
-    assert (total.lost, total.overhead_ns) == ({"inconsistent_state": 1}, 10)
+    assert (total.lost, total.overhead_ns) == ({"inconsistent_state": 1}, {"target": 10, "agent": 2})
+    assert total.hits == {"full": 6, "sampled": 9}
+    assert total.seen_ns == {"full": 1, "sampled": 2}
+    assert total.sampled_latency == {"new": _histogram(2, 2_500)}
+    assert total.delay_ns == {("full", "go_queue"): 4}
     assert SeriesTotals() + first == first
 
 
