@@ -65,7 +65,7 @@ def test_budget_holds_where_there_is_most_to_see(tmp_path: Path, program: Path) 
         hits = scrape.value("schedtrace_probe_hits_total", OWNER, level="full")
         transitions = scrape.total("schedtrace_goroutine_transitions_total", OWNER)
         assert 0 < transitions <= hits
-        assert 0 < scrape.total("schedtrace_sampled_sched_latency_seconds_count", OWNER)
+        assert scrape.total("schedtrace_sampled_sched_latency_seconds_count", OWNER) > 0
         assert scrape.total("schedtrace_probe_hits_total", OWNER, level="sampled") > 0
         assert scrape.total("schedtrace_sched_delay_seconds_total", OWNER, level="sampled") > 0
         seen = scrape.value("schedtrace_seen_seconds_total", OWNER, level="full")
