@@ -14,6 +14,7 @@ REASON_COUNT = 64
 REASON_UNKNOWN = 63
 OFFSET_UNKNOWN = 0xFFFF
 SITE_LIMIT = 32
+STOP_LIMIT = 32
 HITS_BATCH = 16
 WAITS_KEPT = 4
 NO_LIMIT = 0xFFFFFFFFFFFFFFFF
@@ -49,7 +50,8 @@ class WakeCause(enum.IntEnum):
     SYSCALL = 8
     GC = 9
     OTHER = 10
-    COUNT = 11
+    UNKNOWN = 11
+    COUNT = 12
 
 
 class ProbeKind(enum.IntEnum):
@@ -70,7 +72,8 @@ class ProbeKind(enum.IntEnum):
     SYSCALL_EXIT = 12
     SYSCALL_EXIT_NO_P = 13
     COROUTINE_SWITCH = 14
-    COUNT = 15
+    RECORD = 15
+    COUNT = 16
 
 
 class LostReason(enum.IntEnum):
@@ -96,6 +99,28 @@ class OffCpu(enum.IntEnum):
     BLOCKED = 1
     WOKEN = 2
     COUNT = 3
+
+
+class Duration(enum.IntEnum):
+    """enum duration"""
+
+    RUN = 0
+    STOPPING_GC = 1
+    STOPPING_OTHER = 2
+    STOPPED_GC = 3
+    STOPPED_OTHER = 4
+    COUNT = 5
+
+
+class StopPlace(enum.IntEnum):
+    """enum stop_place"""
+
+    UNKNOWN = 0
+    PARK = 1
+    YIELD = 2
+    SYSCALL = 3
+    PREEMPT = 4
+    COUNT = 5
 
 
 class Histogram(ctypes.Structure):
@@ -195,12 +220,51 @@ class TargetStats(ctypes.Structure):
         ("transitions", ctypes.c_uint64 * (GoroutineState.COUNT * GoroutineState.COUNT)),
         ("sched_latency", Histogram * WakeCause.COUNT),
         ("wait", Histogram * REASON_COUNT),
+        ("kernel_ns", ctypes.c_uint64),
+        ("undivided_ns", ctypes.c_uint64),
         ("partial_ns", ctypes.c_uint64 * GoroutineState.COUNT),
         ("partial_wait_ns", ctypes.c_uint64 * REASON_COUNT),
         ("partial_waits", ctypes.c_uint64 * REASON_COUNT),
         ("hits", ctypes.c_uint64 * SITE_LIMIT),
         ("lost", ctypes.c_uint64 * LostReason.COUNT),
         ("cgroup_id", ctypes.c_uint64),
+    )
+
+
+class Wait(ctypes.Structure):
+    """struct wait"""
+
+    _fields_ = (("begin_ns", ctypes.c_uint64), ("end_ns", ctypes.c_uint64))
+
+
+class Sampler(ctypes.Structure):
+    """struct sampler"""
+
+    _fields_ = (
+        ("histograms", ctypes.c_uint64 * Duration.COUNT),
+        ("stops", ctypes.c_uint64 * STOP_LIMIT),
+        ("places", ctypes.c_uint8 * STOP_LIMIT),
+        ("mcall", ctypes.c_uint64),
+        ("stopped", Wait),
+        ("g_m", ctypes.c_uint16),
+        ("m_curg", ctypes.c_uint16),
+        ("g_status", ctypes.c_uint16),
+        ("g_pc", ctypes.c_uint16),
+        ("other_place", ctypes.c_uint8),
+        ("padding", ctypes.c_uint8 * 7),
+    )
+
+
+class SampleStats(ctypes.Structure):
+    """struct sample_stats"""
+
+    _fields_ = (
+        ("sched_latency", Histogram * WakeCause.COUNT),
+        ("stop_the_world", Histogram * Duration.COUNT),
+        ("no_wait", ctypes.c_uint64),
+        ("kernel_ns", ctypes.c_uint64),
+        ("stopped_ns", ctypes.c_uint64),
+        ("undivided_ns", ctypes.c_uint64),
     )
 
 
@@ -269,12 +333,6 @@ class OffCpuTotals(ctypes.Structure):
     )
 
 
-class Wait(ctypes.Structure):
-    """struct wait"""
-
-    _fields_ = (("begin_ns", ctypes.c_uint64), ("end_ns", ctypes.c_uint64))
-
-
 class Thread(ctypes.Structure):
     """struct thread"""
 
@@ -303,6 +361,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "goroutine": Goroutine,
     "function_key": FunctionKey,
     "target_stats": TargetStats,
+    "sampler": Sampler,
+    "sample_stats": SampleStats,
     "process_event": ProcessEvent,
     "window": Window,
     "window_end": WindowEnd,
@@ -320,6 +380,8 @@ ENUMS: dict[str, tuple[str, type[enum.IntEnum]]] = {
     "wake_cause": ("CAUSE_", WakeCause),
     "probe_kind": ("KIND_", ProbeKind),
     "lost_reason": ("LOST_", LostReason),
+    "duration": ("DURATION_", Duration),
+    "stop_place": ("PLACE_", StopPlace),
     "off_cpu": ("OFF_CPU_", OffCpu),
 }
 """Enum name in types.h -> prefix of its constants there, and its twin."""

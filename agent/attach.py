@@ -7,13 +7,14 @@ runtime (so that a deleted or replaced file, or another mount namespace, makes n
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Self
 
 from schedtrace import cgroups, join, target
+from schedtrace.bpf_text import RECORD
 from schedtrace.errors import AttachFailed, NodeUnsupported, NotTraceable, PermissionDenied
 from schedtrace.image import Image, open_image
 from schedtrace.node import prepare_node
@@ -21,7 +22,7 @@ from schedtrace.plan import FunctionNames, ProbePlan, make_plan
 from schedtrace.procfs import ExecutableIdentity, Process, open_process, running_pids
 from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
 from schedtrace.session import Compilation, Session
-from schedtrace.window import FULL_LEVEL, ProbeHits, Target, Throttling, Window
+from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL, ProbeHits, Target, Throttling, Window
 
 _EXEC_LOOK_SECONDS = 0.05
 
@@ -29,18 +30,28 @@ _EXEC_LOOK_SECONDS = 0.05
 class Watch:
     """A target from attach to detach. Close it, or use it in ``with``."""
 
-    def __init__(self, pid: int, compilation: Compilation | None = None, *, syscalls: bool = False) -> None:
+    def __init__(
+        self,
+        pid: int,
+        compilation: Compilation | None = None,
+        *,
+        level: str = FULL_LEVEL,
+        syscalls: bool = False,
+    ) -> None:
         """Attach to process ``pid``. ``compilation``: one that has begun already, if any; it is closed with the watch.
+        ``level``: FULL_LEVEL or SAMPLED_LEVEL.
 
         Raises the SchedtraceError that says why it can't be done.
         """
         with ExitStack() as stack:
-            compilation = stack.enter_context(compilation or Compilation())
+            programs = {RECORD} if level == SAMPLED_LEVEL else set()
+            compilation = stack.enter_context(compilation or Compilation(programs=programs))
             self.process = stack.enter_context(open_process(pid))
             prepare_node()
             image = open_image(self.process, syscalls=syscalls)
             stack.callback(os.close, image.descriptor)
-            self.plan = image.plan
+            self.plan = image.plan.at_sampled_level() if level == SAMPLED_LEVEL else image.plan
+            self._level = level
             self._names = FunctionNames(image.path)
             stack.callback(self._names.close)
             self._bias = image.load_bias
@@ -49,9 +60,10 @@ class Watch:
             with _explained_by_check():
                 self._session = stack.enter_context(Session(compilation, target.programs_of(self.plan)))
                 self._attach(image)
-            self._costs = target.measure_costs(
+            self._calibration = target.calibration(
                 self._session, self.plan.mode, {probe.emulated for probe in self.plan.probes}
             )
+            self._bill = target.Bill()
             self._stack = stack.pop_all()
 
     def _attach(self, image: Image) -> None:
@@ -70,7 +82,7 @@ class Watch:
                 self.process, self._runtime, target.reasons_of(self.plan), self._bias, by_function=True
             ),
         )
-        self._session.watch(self.process.pid, record)
+        self._session.watch(self.process.pid, record, sampler=target.sampler_of(self.plan, self._bias))
         self._started_ns = record.attached_ns
         # From here on the session itself notices when the process executes another program.
         self._refuse_another_program()
@@ -91,6 +103,8 @@ class Watch:
                 return f"the target (PID {self.process.pid}) exited"
             if not self._session.is_watched(self.process.pid):
                 return f"the target (PID {self.process.pid}) executed another program"
+            if self._calibration:
+                self._calibration.measure()
             if left <= _EXEC_LOOK_SECONDS:
                 return ""
 
@@ -102,7 +116,11 @@ class Watch:
     def window(self, ended: str = "") -> Window:
         """All that was seen since attach."""
         snapshot = self._session.snapshot(self.process.pid)
+        places = join.standing_out(snapshot.goroutines, snapshot.time_ns)
+        again = [] if snapshot.keys is None else self._session.look_again(snapshot.keys[places])
+        sampled = self._level == SAMPLED_LEVEL
         counts = join.counts(snapshot, target.reasons_of(self.plan), self._function_name)
+        samples = join.samples(snapshot.samples, target.stops_of(self.plan)) if sampled else None
         threads = join.thread_counts(self._session.threads.snapshot(self.process.pid), self._function_name)
         return Window(
             target=self._target(counts.cgroup_id),
@@ -125,9 +143,18 @@ class Watch:
             unseen=(*self.plan.unseen, *self._unseen),
             lost=join.lost_in_all(counts.lost, threads.lost),
             throttling=self._throttling(),
-            overhead_ns=target.overhead_ns(self.plan, counts.hits, self._costs),
+            overhead_ns=self._overhead_ns(counts.hits),
             ended=ended,
+            worst=join.living_goroutines(snapshot, places, again, target.reasons_of(self.plan), self._function_name),
+            wait_parts=None if sampled else counts.wait_parts,
+            samples=samples,
         )
+
+    def _overhead_ns(self, hits: Sequence[int]) -> int | None:
+        if self._calibration is None:
+            return None
+        self._bill.add(self.plan, hits, self._calibration.costs)
+        return round(self._bill.ns)
 
     def _function_name(self, start_pc: int) -> str | None:
         return self._names.name(start_pc - self._bias)
@@ -149,7 +176,7 @@ class Watch:
             exe=self.process.exe,
             name=self.process.name,
             go_version=self.plan.go_version,
-            level=FULL_LEVEL,
+            level=self._level,
             mode=self.plan.mode,
             symbols=self.plan.symbols,
             cgroup_path=main.path if main else "",

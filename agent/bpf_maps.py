@@ -19,8 +19,16 @@ Array = np.ndarray[Any, Any]
 _CHUNK = 1 << 14
 _ANY, _NO_EXIST = ctypes.c_ulonglong(0), ctypes.c_ulonglong(1)  # flags of bpf_map_update_elem
 # Made once: numpy takes 0.1 ms for it.
-_STATS = {"stats": np.dtype(abi.TargetStats), "thread_stats": np.dtype(abi.ThreadStats)}
-_HISTOGRAMS = {"stats": ("sched_latency", "wait"), "thread_stats": ("run_queue", "off_cpu")}
+_STATS = {
+    "stats": np.dtype(abi.TargetStats),
+    "samples": np.dtype(abi.SampleStats),
+    "thread_stats": np.dtype(abi.ThreadStats),
+}
+_HISTOGRAMS = {
+    "stats": ("sched_latency", "wait"),
+    "samples": ("sched_latency", "stop_the_world"),
+    "thread_stats": ("run_queue", "off_cpu"),
+}
 
 
 class MapReader:
@@ -50,8 +58,8 @@ class MapReader:
         return int(self.per_cpu(table, 0, np.dtype(np.uint64)).sum())
 
     def stats(self, slot: int, table: str = "stats") -> Any:
-        """What was counted under a slot, summed over CPUs (maxima are maxima): a record of :class:`abi.TargetStats`, or
-        of :class:`abi.ThreadStats` from the table "thread_stats"."""
+        """What was counted under a slot, summed over CPUs (maxima are maxima): a record of :class:`abi.TargetStats`, of
+        :class:`abi.SampleStats` from the table "samples", or of :class:`abi.ThreadStats` from "thread_stats"."""
         per_cpu = self.per_cpu(table, slot, _STATS[table])
         summed = per_cpu.view(np.uint64).reshape(len(per_cpu), -1).sum(axis=0).view(per_cpu.dtype)[0]
         for histograms in _HISTOGRAMS[table]:
@@ -106,6 +114,19 @@ class MapReader:
             if last:
                 return np.concatenate(found_keys), np.concatenate(found_values)
             position, first = ctypes.c_uint32(next_position.value), False
+
+    def look_up(self, table: str, keys: Array, value: type) -> list[Any]:
+        """The values of single keys of a hash map, in their order; None for a key that isn't in it."""
+        found: list[Any] = []
+        for key in keys:
+            one, buffer = np.array([key], keys.dtype), np.zeros(1, np.dtype(value))
+            if self._lib.bpf_lookup_elem(self.descriptor(table), _pointer(one), _pointer(buffer)):
+                if ctypes.get_errno() != errno.ENOENT:
+                    raise _refused("read", table)
+                found.append(None)
+            else:
+                found.append(buffer[0])
+        return found
 
     def grouped(self, values: Array, by: Array) -> dict[int, Array]:
         """Elements of ``values`` by the numbers in ``by``, which has as many."""

@@ -13,11 +13,14 @@ from schedtrace import abi, bpf
 FOLDER = Path(next(iter(bpf.__path__)))
 PROBE = "on_probe"
 """The program for all kinds of probes but those that need one of their own."""
+RECORD = "on_record"
+"""The program of the sampled level."""
 _OWN_PROGRAMS = {
     abi.ProbeKind.READY_LIST: "on_ready_list",
     abi.ProbeKind.COROUTINE_SWITCH: "on_coroutine_switch",
+    abi.ProbeKind.RECORD: RECORD,
 }
-OPTIONAL_PROGRAMS = frozenset({"on_ready_list"})
+OPTIONAL_PROGRAMS = frozenset({"on_ready_list", RECORD})
 """Those that are compiled only if they are asked for: they cost time, and few need them."""
 DIFFERENT_TYPES = "bpf/types.h and abi.py are of different versions: install schedtrace anew"
 

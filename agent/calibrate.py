@@ -1,8 +1,8 @@
 """What a probe hit costs on this machine: measured, because it differs tenfold between machines.
 
 This process maps a page of code of its own, puts the session's own programs on it, and runs a made-up goroutine through
-park, ready and run: the trap, the program, its map look-ups and its user reads, just as the target pays them. Hot
-caches and an idle machine make it the lower end of what a busy target pays, so that it is called an estimate.
+park, ready and run: the trap, the program, its map look-ups and its user reads, just as the target pays them. What the
+target's own work does to the caches differs from target to target, so that it is called an estimate.
 """
 
 from __future__ import annotations
@@ -12,33 +12,43 @@ import mmap
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from time import thread_time_ns
+from time import monotonic, thread_time_ns
 from typing import Self
 
 from schedtrace import abi
 from schedtrace.abi import ProbeKind
-from schedtrace.bpf_text import PROBE
+from schedtrace.bpf_text import program_of
 from schedtrace.session import ProbeSite, Session
 
-_ROUNDS = 5
-_LOOPS = 400
+_ROUNDS = 9
+_LOOPS = 100
+_STEPPED_LOOPS = 20
+_KEPT = 15
+_EVERY_SECONDS = 1.0
 HITS_PER_LOOP = 3
 _G_SIZE = 4096
+_FREE = 64  # where in a made-up struct nothing else is
+_RUNNING = abi.GoroutineState.RUNNING
 
+Costs = Mapping[bool, float]
+"""CPU time of a hit in ns, by "does the kernel emulate the probed instruction"."""
 Kinds = tuple[ProbeKind, ProbeKind, ProbeKind]
 """What the probes on a page's sites mean: all of one transition each."""
 CASGSTATUS: Kinds = (ProbeKind.CASGSTATUS, ProbeKind.CASGSTATUS, ProbeKind.CASGSTATUS)
 FUNCTIONS: Kinds = (ProbeKind.PARK, ProbeKind.READY, ProbeKind.RUN)
+RECORDS: Kinds = (ProbeKind.RECORD, ProbeKind.RECORD, ProbeKind.RECORD)
 
 
 @dataclass(frozen=True)
 class _Code:
     """Machine code of a function f(first, loops, stride, end) that passes three sites a loop with a goroutine, its old
     and its new state in Go's argument registers: to park, to be readied, to run. After each site it goes on to the
-    goroutine ``stride`` bytes further, at ``end`` to the first again. Offsets of an emulated instruction at each site,
-    and of one that the kernel must single-step."""
+    goroutine ``stride`` bytes further, at ``end`` to the first again, which is in the goroutine register. Offsets of an
+    emulated instruction at each site, and of one that the kernel must single-step."""
 
     text: bytes
     emulated: tuple[int, int, int]
@@ -49,7 +59,8 @@ _STATES = ((2, 4), (4, 1), (1, 2))  # running -> waiting -> runnable -> running
 
 
 def _amd64() -> _Code:
-    text = b"\x53\x49\x89\xf8\x49\x89\xc9"  # push rbx; mov r8, rdi; mov r9, rcx
+    text = b"\x53\x41\x56\x49\x89\xfe"  # push rbx; push r14; mov r14, rdi
+    text += b"\x49\x89\xf8\x49\x89\xc9"  # mov r8, rdi; mov r9, rcx
     loop = len(text)
     emulated, stepped = [], []
     for old, new in _STATES:
@@ -61,12 +72,13 @@ def _amd64() -> _Code:
         text += b"\x48\x01\xd7\x4c\x39\xcf\x49\x0f\x43\xf8"  # add rdi, rdx; cmp rdi, r9; cmovae rdi, r8
     text += b"\x48\xff\xce"  # dec rsi
     text += b"\x75" + (loop - len(text) - 2).to_bytes(1, "little", signed=True)  # jne loop
-    text += b"\x5b\xc3"  # pop rbx; ret
+    text += b"\x41\x5e\x5b\xc3"  # pop r14; pop rbx; ret
     return _Code(text, (emulated[0], emulated[1], emulated[2]), (stepped[0], stepped[1], stepped[2]))
 
 
 def _arm64() -> _Code:
-    words = [0xAA0103E4, 0xAA0203E5, 0xAA0003E6]  # mov x4, x1; mov x5, x2; mov x6, x0
+    words = [0xF81F0FFC, 0xAA0003FC]  # str x28, [sp, -16]!; mov x28, x0
+    words += [0xAA0103E4, 0xAA0203E5, 0xAA0003E6]  # mov x4, x1; mov x5, x2; mov x6, x0
     loop = len(words)
     emulated, stepped = [], []
     for old, new in _STATES:
@@ -77,7 +89,7 @@ def _arm64() -> _Code:
         words += [0x8B050000, 0xEB03001F, 0x9A8020C0]  # add x0, x0, x5; cmp x0, x3; csel x0, x6, x0, hs
     words.append(0xF1000484)  # subs x4, x4, 1
     words.append(0x54000001 | ((loop - len(words)) & 0x7FFFF) << 5)  # b.ne loop
-    words.append(0xD65F03C0)  # ret
+    words += [0xF84107FC, 0xD65F03C0]  # ldr x28, [sp], 16; ret
     text = b"".join(word.to_bytes(4, "little") for word in words)
     return _Code(text, (emulated[0], emulated[1], emulated[2]), (stepped[0], stepped[1], stepped[2]))
 
@@ -111,13 +123,29 @@ class CodePage:
         first = ctypes.addressof(memory)
         self._run(first, loops, stride, first + len(memory))
 
-    def target(self, sites: Sequence[int], kinds: Kinds) -> abi.Target:
+    def target(self, sites: Sequence[int], kinds: Sequence[ProbeKind]) -> abi.Target:
         """What BPF must know of this process to count hits at ``sites``: the made-up goroutines are all zero."""
         record = abi.Target(g_waitreason=0, g_preempt=1, g_schedlink=8, g_syscallsp=16, g_startpc=24)
-        for i, (site, kind) in enumerate(zip(sites, kinds, strict=True)):
+        self.note_sites(record, sites, kinds)
+        return record
+
+    def note_sites(self, record: abi.Target, sites: Sequence[int], kinds: Sequence[ProbeKind], first: int = 0) -> None:
+        """Note in the record that there are probes at ``sites``, as its ``first`` and following."""
+        for i, (site, kind) in enumerate(zip(sites, kinds, strict=True), first):
             record.sites[i] = self._address + site
             record.kinds[i] = kind
-        return record
+
+    def sampler(self) -> abi.Sampler:
+        """What BPF must know besides for :data:`RECORDS`: the made-up goroutine is the histogram of times to run, and
+        the g that runs; the one about to run was parked."""
+        g = ctypes.addressof(self._one)
+        m, gp = g + _G_SIZE // 4, g + _G_SIZE // 2
+        for place, word in ((g + _FREE, m), (m + _FREE, gp), (gp + _FREE, _RUNNING), (gp + _FREE + 8, gp)):
+            ctypes.c_uint64.from_address(place).value = word
+        sampler = abi.Sampler(g_m=_FREE, m_curg=_FREE, g_status=_FREE, g_pc=_FREE + 8)
+        sampler.histograms[abi.Duration.RUN] = g
+        sampler.stops[0], sampler.places[0] = gp, abi.StopPlace.PARK
+        return sampler
 
     def __enter__(self) -> Self:
         return self
@@ -130,31 +158,63 @@ class CodePage:
         os.close(self.fd)
 
 
-def cost_ns(session: Session, kinds: Kinds, *, stepped: bool = False) -> float:
-    """CPU time of one hit in nanoseconds, median of several rounds.
+class Calibration:
+    """Probes on pages of this process, for as long as the session has them, to measure what a hit costs now: that
+    depends on what else the machine does (two hardware threads of a core share it), so that it changes."""
 
-    ``kinds``: :data:`CASGSTATUS` or :data:`FUNCTIONS`. ``session`` needs room for one more target. ``stepped``: on an
-    instruction that the kernel single-steps. Takes some milliseconds, and leaves its probes, on a page nothing else
-    maps, until the session is closed.
-    """
-    with CodePage() as page:
+    def __init__(self, session: Session, kinds: Kinds, emulated: Collection[bool]) -> None:
+        """``kinds``: :data:`CASGSTATUS`, :data:`FUNCTIONS` or :data:`RECORDS`; ``emulated``: on which instructions,
+        those that the kernel emulates or those that it single-steps. ``session`` has one target more from now on, this
+        process.
 
-        def measure() -> float:
-            times = []
-            for _ in range(_ROUNDS):
-                start = thread_time_ns()
-                page.pass_sites(_LOOPS)
-                times.append(thread_time_ns() - start)
-            return statistics.median(times)
+        Raises AttachFailed or OSError if it can't be measured.
+        """
+        self._pages: dict[bool, CodePage] = {}
+        self._recent: deque[float] = deque(maxlen=_KEPT)
+        with ExitStack() as stack:
+            self._bare = stack.enter_context(CodePage())
+            record = self._bare.target((), ())
+            programs = [program_of(kind) for kind in kinds]
+            for i, each in enumerate(emulated):
+                page = self._pages[each] = stack.enter_context(CodePage())
+                sites = page.emulated if each else page.stepped
+                session.attach(page.fd, [ProbeSite(*site) for site in zip(programs, sites, strict=True)])
+                page.note_sites(record, sites, kinds, HITS_PER_LOOP * i)
+            sampler = page.sampler() if kinds == RECORDS else None
+            session.threads.watch(os.getpid(), abi.Process())  # as a target's are
+            session.watch(os.getpid(), record, sampler=sampler, time_before=False)
+        self._usual = next(iter(self._pages))
+        self._ratios = dict.fromkeys(self._pages, 1.0)
+        first = {each: statistics.median(self._hit_ns(each) for _ in range(_ROUNDS)) for each in self._pages}
+        self._recent.append(first[self._usual])
+        self._measured = monotonic()
+        self._ratios = {each: cost / first[self._usual] for each, cost in first.items()}
 
-        bare = measure()
-        sites = page.stepped if stepped else page.emulated
-        session.attach(page.fd, [ProbeSite(PROBE, offset) for offset in sites])
-        session.watch(os.getpid(), page.target(sites, kinds))
-        page.pass_sites(_LOOPS)
-        probed = measure()
-        session.retire([os.getpid()])
-        return max(probed - bare, 0) / (_LOOPS * HITS_PER_LOOP)
+    def measure(self) -> None:
+        """Measure once more, if that was a second ago or longer. Takes half a millisecond of CPU time."""
+        if monotonic() - self._measured >= _EVERY_SECONDS:
+            self._measured = monotonic()
+            self._recent.append(self._hit_ns(self._usual))
+
+    @property
+    def costs(self) -> Costs:
+        """CPU time of a hit: the median of the last measurements."""
+        usual = statistics.median(self._recent)
+        return {each: usual * ratio for each, ratio in self._ratios.items()}
+
+    def _hit_ns(self, emulated: bool) -> float:
+        loops = _LOOPS if emulated else _STEPPED_LOOPS
+        bare_ns, probed_ns = _passing_ns(self._bare, loops), _passing_ns(self._pages[emulated], loops)
+        return max(probed_ns - bare_ns, 1) / (loops * HITS_PER_LOOP)
+
+
+def _passing_ns(page: CodePage, loops: int) -> int:
+    """CPU time to pass the page's sites, with some work of the interpreter in between: a target, too, does something
+    else between two hits, which leaves the caches less hot."""
+    began_ns = thread_time_ns()
+    for _ in range(loops):
+        page.pass_sites(1)
+    return thread_time_ns() - began_ns
 
 
 def _map_code(fd: int) -> int:

@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from schedtrace.errors import NodeUnsupported, SchedtraceError
+from schedtrace.progress import Progress
 
 if TYPE_CHECKING:
     from schedtrace.listings import Listing
@@ -79,6 +81,7 @@ def schedtrace() -> None:
         ("attach 1234 --duration 10", "for ten seconds, then the summary"),
         ("attach 1234 --duration 10 --json", "the same for a program to read"),
         ("attach 1234 --syscalls", "also time in system calls (costs two more hits a call)"),
+        ("attach 1234 --level sampled", "only what the runtime itself samples: far cheaper"),
     ],
 )
 @click.argument("pid", type=click.IntRange(min=1))
@@ -92,6 +95,13 @@ def schedtrace() -> None:
     show_default=True,
     help="Seconds between two updates.",
 )
+@click.option(
+    "--level",
+    type=click.Choice(["sampled", "full"]),
+    default="full",
+    show_default=True,
+    help="Follow every goroutine, or see only what the runtime itself measures: about every eighth wait to run.",
+)
 @click.option("--syscalls", is_flag=True, help="Also see system calls, where that costs extra hits.")
 @click.option(
     "--max-goroutines",
@@ -102,15 +112,25 @@ def schedtrace() -> None:
 )
 @_json_option
 def attach(
-    pid: int, duration: float | None, interval: float, syscalls: bool, max_goroutines: int, as_json: bool
+    pid: int,
+    duration: float | None,
+    interval: float,
+    level: str,
+    syscalls: bool,
+    max_goroutines: int,
+    as_json: bool,
 ) -> None:
-    """Watch every change of state of the goroutines of process PID."""
+    """Watch every change of state of the goroutines of process PID, or a sample."""
     from schedtrace import live
+
+    if syscalls and level != "full":
+        raise click.UsageError("--syscalls needs --level full: the sampled level doesn't follow goroutines")
 
     live.attach(
         pid,
         duration_seconds=duration,
         interval_seconds=interval,
+        level=level,
         syscalls=syscalls,
         max_goroutines=max_goroutines,
         as_json=as_json,
@@ -132,7 +152,9 @@ def inspect(target: str, syscalls: bool, as_json: bool) -> None:
     from schedtrace.attach import plan_of
     from schedtrace.listings import inspect_listing
 
-    _print(inspect_listing(plan_of(target, syscalls=syscalls)), as_json)
+    with Progress("reading the binary"):
+        plan = plan_of(target, syscalls=syscalls)
+    _print(inspect_listing(plan), as_json)
 
 
 @schedtrace.command(name="list", cls=_Examples, examples=[("list", "all Go processes of this node")])
@@ -142,7 +164,9 @@ def list_(as_json: bool) -> None:
     from schedtrace.discovery import scan
     from schedtrace.listings import list_listing
 
-    _print(list_listing(scan()), as_json)
+    with Progress("looking at the processes"):
+        found = scan()
+    _print(list_listing(found), as_json)
 
 
 @schedtrace.command(cls=_Examples, examples=[("check", "and what to do about what is missing")])
@@ -152,7 +176,8 @@ def check(as_json: bool) -> int:
     from schedtrace.check import check_node
     from schedtrace.listings import check_listing
 
-    report = check_node()
+    with Progress("trying what the node can do"):
+        report = check_node()
     _print(check_listing(report), as_json)
     return report.exit_code
 
@@ -184,7 +209,7 @@ def check(as_json: bool) -> int:
 @click.option(
     "--max-series",
     type=click.IntRange(min=1),
-    default=50_000,
+    default=60_000,
     show_default=True,
     help="At most so many series about targets; what doesn't fit is left out and counted.",
 )
@@ -276,6 +301,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     _open_standard_streams()
+    if not os.environ.get("TERM") and os.isatty(1):
+        os.environ["TERM"] = "dumb"  # nobody knows what it understands
     # numpy would start a thread a CPU for linear algebra, which is never done: a third of the time of its import.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
@@ -306,7 +333,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _refuse(error: SchedtraceError) -> int:
-    print(f"schedtrace: {error}", file=sys.stderr)
+    with suppress(OSError):  # the terminal may be gone
+        print(f"schedtrace: {error}", file=sys.stderr)
     return error.exit_code
 
 

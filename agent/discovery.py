@@ -23,11 +23,14 @@ _BUILD_INFORMATION_ALIGN = 16
 @dataclass(frozen=True)
 class GoBinary:
     """What an executable says of itself. ``level`` is how much of it can be seen, "full" or empty, and
-    ``obstacle`` why not more."""
+    ``obstacle`` why not more. ``levels``: all that need probes and are possible; ``sampled_obstacle``: why the sampled
+    level isn't, where the full one is."""
 
     go_version: str
     level: str
     obstacle: str
+    levels: tuple[str, ...] = ()
+    sampled_obstacle: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class GoProcess:
     owner: Owner
     level: str
     obstacle: str
+    levels: tuple[str, ...] = ()
+    sampled_obstacle: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,8 @@ def look_at(path: str) -> GoBinary | None:
     """What kind of Go binary a file is; None if it isn't one. Raises PermissionDenied or OSError if it can't
     be read."""
     try:
-        return GoBinary(plan.make_plan(path).go_version, FULL_LEVEL, "")
+        found = plan.make_plan(path)
+        return GoBinary(found.go_version, FULL_LEVEL, "", found.levels, found.sampled_obstacle)
     except NotTraceable as error:
         if not has_build_information(path):
             return None
@@ -146,6 +152,8 @@ class _Scanner:
             owner=self._pods.owner_of_process(membership),
             level=binary.level,
             obstacle=binary.obstacle,
+            levels=binary.levels,
+            sampled_obstacle=binary.sampled_obstacle,
         )
 
 

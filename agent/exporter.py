@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -17,9 +17,10 @@ from prometheus_client.core import Metric
 from schedtrace import exposition
 from schedtrace.exposition import LINES_OF_A_HISTOGRAM, Family, Kind
 from schedtrace.histogram import Histogram
+from schedtrace.runtime_state import PROCESSOR_STATES, RuntimeState, RuntimeTotals
 from schedtrace.series import Labels, NodeView, Series
 
-DEFAULT_MAX_SERIES = 50_000
+DEFAULT_MAX_SERIES = 60_000
 """A pod has 100 to 400 series, so this holds the pods of a full node (the kubelet's default is at most 110)."""
 
 _LABELS = ("namespace", "pod", "container", "process")
@@ -69,8 +70,46 @@ _OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
         "schedtrace_runtime_sched_latency_seconds",
         "histogram",
         (),
-        ("Time goroutines were runnable before they ran, as the Go runtime itself samples it since its start: one in "
-        "eight, not multiplied; up to Go 1.25 with system calls as waits of 0. The sum is an estimate from buckets."),
+        (
+            "Time goroutines were runnable before they ran, as the Go runtime itself samples it since its start: one "
+            "in eight, not multiplied; up to Go 1.25 with system calls as waits of 0. The sum is an estimate from "
+            "buckets."
+        ),
+    ),
+    (
+        "schedtrace_runtime_stop_the_world_seconds",
+        "histogram",
+        ("reason",),
+        (
+            "Time from the wish to stop the world until all ran again, as the Go runtime counts it since its start. "
+            "The sum is an estimate from buckets."
+        ),
+    ),
+    (
+        "schedtrace_runtime_stopping_seconds",
+        "histogram",
+        ("reason",),
+        "Of that, the time until all had stopped (Go 1.22 and newer).",
+    ),
+    ("schedtrace_runtime_gc_cycles_total", "counter", (), "Collections that the Go runtime has completed."),
+    (
+        "schedtrace_runtime_heap_goal_bytes",
+        "gauge",
+        (),
+        "Size of the heap at which the collection under way, or the next one, is to end, added up.",
+    ),
+    ("schedtrace_runtime_processors", "gauge", ("state",), "Ps of the processes, by state."),
+    (
+        "schedtrace_runtime_run_queue",
+        "gauge",
+        ("queue",),
+        "Runnable goroutines in the global queue, and in those of the Ps.",
+    ),
+    (
+        "schedtrace_runtime_threads",
+        "gauge",
+        ("state",),
+        "Threads (Ms) of the Go runtimes: idle, without anything to run, and others.",
     ),
     ("schedtrace_gomaxprocs", "gauge", (), "GOMAXPROCS of the processes, added up."),
     ("schedtrace_goroutines", "gauge", (), "Goroutines of the processes, without the runtime's own."),
@@ -118,6 +157,11 @@ _OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
     ),
 )
 
+# By the first part of the names in RuntimeState.stop_the_world.
+_STOPS = {
+    "stopped": "schedtrace_runtime_stop_the_world_seconds",
+    "stopping": "schedtrace_runtime_stopping_seconds",
+}
 _Row = tuple[tuple[str, ...], float | Histogram]
 
 
@@ -196,8 +240,8 @@ class Exporter:
                 "schedtrace_governor_windows_total",
                 "counter",
                 "Windows in which processes were watched, by how they ended; no_budget: none for minutes, too dear.",
-                ("end",),
-                [((end,), n) for end, n in sorted(view.windows.items())],
+                ("level", "end"),
+                [(labels, n) for labels, n in sorted(view.windows.items())],
             ),
             Family(
                 "schedtrace_series_left_out_total",
@@ -231,12 +275,10 @@ def _values(series: Series) -> Iterable[tuple[str, tuple[str, ...], float | Hist
     for state, time_ns in sorted(totals.state_ns.items()):
         yield "schedtrace_goroutine_state_seconds_total", (state,), time_ns / _NS
     yield "schedtrace_thread_run_queue_seconds", (), totals.run_queue
-    if totals.runtime_sched_latency is not None:
-        yield "schedtrace_runtime_sched_latency_seconds", (), totals.runtime_sched_latency
-    if series.gomaxprocs is not None:
-        yield "schedtrace_gomaxprocs", (), series.gomaxprocs
-    if series.goroutines is not None:
-        yield "schedtrace_goroutines", (), series.goroutines
+    if totals.runtime:
+        yield from _runtime_totals(totals.runtime)
+    if series.runtimes:
+        yield from _runtime_gauges(series.runtimes)
     if series.throttled_ns is not None:
         yield "schedtrace_cfs_throttled_seconds_total", (), series.throttled_ns / _NS
     if series.quota_cores is not None:
@@ -250,6 +292,33 @@ def _values(series: Series) -> Iterable[tuple[str, tuple[str, ...], float | Hist
     yield "schedtrace_probe_hits_total", (), totals.hits
     for reason, n in sorted(totals.lost.items()):
         yield "schedtrace_lost_total", (reason,), n
+
+
+def _runtime_totals(totals: RuntimeTotals) -> Iterator[tuple[str, tuple[str, ...], float | Histogram]]:
+    yield "schedtrace_runtime_sched_latency_seconds", (), totals.sched_latency
+    for name, histogram in sorted(totals.stop_the_world.items()):
+        phase, _, reason = name.partition("_")
+        if histogram.count:
+            yield _STOPS[phase], (reason,), histogram
+    if totals.gc_cycles is not None:
+        yield "schedtrace_runtime_gc_cycles_total", (), totals.gc_cycles
+
+
+def _runtime_gauges(runtimes: Sequence[RuntimeState]) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    yield "schedtrace_gomaxprocs", (), sum(runtime.gomaxprocs for runtime in runtimes)
+    yield "schedtrace_goroutines", (), sum(runtime.goroutines for runtime in runtimes)
+    goals = [runtime.heap_goal_bytes for runtime in runtimes if runtime.heap_goal_bytes is not None]
+    if goals:
+        yield "schedtrace_runtime_heap_goal_bytes", (), sum(goals)
+    processors = [processor for runtime in runtimes for processor in runtime.processors]
+    states = Counter(processor.state for processor in processors)
+    for state in PROCESSOR_STATES:
+        yield "schedtrace_runtime_processors", (state,), states[state]
+    yield "schedtrace_runtime_run_queue", ("global",), sum(runtime.run_queue for runtime in runtimes)
+    yield "schedtrace_runtime_run_queue", ("local",), sum(processor.run_queue for processor in processors)
+    idle = sum(runtime.idle_threads for runtime in runtimes)
+    yield "schedtrace_runtime_threads", ("idle",), idle
+    yield "schedtrace_runtime_threads", ("other",), sum(runtime.threads for runtime in runtimes) - idle
 
 
 def _samples(series: Series) -> int:

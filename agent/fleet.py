@@ -16,7 +16,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,7 @@ from schedtrace.procfs import Process, open_process, read_stat, running_pids
 from schedtrace.selection import Selection
 from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
 from schedtrace.session import Session, Snapshot
+from schedtrace.target import Bill
 from schedtrace.thread_watch import ThreadSnapshot
 from schedtrace.window import FULL_LEVEL
 from schedtrace.windows import Windows
@@ -64,6 +65,8 @@ class _Watched:
     cgroup_text: bytes
     membership: Membership
     labels: Labels | None
+    bill: Bill = field(default_factory=Bill)
+    """For what it is counted now."""
 
 
 class Fleet:
@@ -89,13 +92,13 @@ class Fleet:
         self._attachments = Attachments(session, confined=not selection.everything, windows=level != FULL_LEVEL)
         self._accounts = Accounts()
         self._passive = PassiveLevel(lambda pid, reason: events.info("passive", reason, pid=pid))
-        self._costs = target.measure_costs(session, "casgstatus", (True, False))
+        self._calibration = target.calibration(session, "casgstatus", (True, False))
         self._most = session.room
         self._watched: dict[int, _Watched] = {}
         self._governor, self._windows = governor, None
         if governor:
             on_failure = partial(self._fail, "attach_failed")
-            self._windows = Windows(session, self._attachments, governor, self._costs, self._watched, on_failure)
+            self._windows = Windows(session, self._attachments, governor, self._calibration, self._watched, on_failure)
         self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name
         self._lost = Counter[str]()
         self._failures = Counter[str]()
@@ -321,6 +324,8 @@ class Fleet:
 
     def _govern(self) -> None:
         """Take in what was counted in windows that have ended, and open others."""
+        if self._calibration and self._level == FULL_LEVEL and self._watched:
+            self._calibration.measure()
         if self._windows:
             with self._lock:
                 for pid, snapshot in self._windows.collect().items():
@@ -363,7 +368,7 @@ class Fleet:
                 for watched in processes:
                     pid = watched.process.pid
                     totals = totals + self._totals(watched, threads[pid], snapshots.get(pid))
-                states = [state for w in processes if (state := self._passive.state(w.process.pid))]
+                states = (self._passive.state(watched.process.pid) for watched in processes)
                 limits = [limit.cores for w in processes if (limit := w.membership.cpu_limit(quota_of))]
                 series.append(
                     Series(
@@ -374,18 +379,18 @@ class Fleet:
                         open_fds=_sum_of(processes, lambda process: process.open_fd_count()),
                         quota_cores=min(limits, default=None),
                         throttled_ns=account.refresh_throttling(_throttled_ns),
-                        gomaxprocs=sum(state.gomaxprocs for state in states) if states else None,
-                        goroutines=sum(state.goroutines for state in states) if states else None,
+                        runtimes=tuple(state for state in states if state),
                     )
                 )
-            windows = dict(self._governor.ends) if self._governor else {}
+            ends = self._governor.ends.items() if self._governor else ()
+            windows = {(str(level), str(end)): n for (level, end), n in ends}
             return NodeView(tuple(series), dict(self._failures), dict(self._lost), windows)
 
     def _totals(self, watched: _Watched, threads: ThreadSnapshot, snapshot: Snapshot | None) -> SeriesTotals:
         """All that a process did that isn't in its account yet. ``snapshot``: None outside of windows."""
         counts = join.thread_counts(threads, None)
         own = SeriesTotals(
-            runtime_sched_latency=self._passive.latencies(watched.process.pid),
+            runtime=self._passive.totals(watched.process.pid),
             run_queue=counts.run_queue,
             off_cpu=counts.off_cpu or {},
             lost=counts.lost,
@@ -396,6 +401,7 @@ class Fleet:
         """What was counted of a process by BPF."""
         plan = watched.probed.plan
         counts = join.counts(snapshot, target.reasons_of(plan), None)
+        watched.bill.add(plan, counts.hits, target.costs_of(self._calibration))
         state_ns = Counter[str]()
         for time in counts.states:
             state_ns[time.state] += time.time_ns
@@ -405,7 +411,7 @@ class Fleet:
             wait=counts.wait,
             state_ns=state_ns,
             lost=counts.lost,
-            overhead_ns=target.overhead_ns(plan, counts.hits, self._costs) or 0,
+            overhead_ns=round(watched.bill.ns),
             hits=sum(counts.hits),
             seen_ns=snapshot.seen_ns,
         )

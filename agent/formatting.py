@@ -110,21 +110,30 @@ def paragraph(text: str, style: str = "", bullet: str = "") -> Text:
     return Text(folded, style)
 
 
-def columns(titles: Sequence[str], rows: Sequence[Sequence[str]], align: str, flexible: int = 0) -> Text:
+def columns(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    align: str,
+    flexible: int = 0,
+    *,
+    width: int = WIDTH,
+    indent: str = _INDENT,
+    title_style: str = "dim",
+) -> Text:
     """A table. ``align`` has "<" or ">" per column; column ``flexible`` gives way, at its beginning, where
-    a line would be wider than :data:`WIDTH`. Columns in which no row says anything are left out."""
+    a line would be wider than ``width``. Columns in which no row says anything are left out."""
     kept = [i for i in range(len(titles)) if any(row[i] for row in rows)]
     cells = [[printable(row[i]) for i in kept] for row in rows]
     heads = [titles[i] for i in kept]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     if flexible in kept:
         at = kept.index(flexible)
-        others = len(_INDENT) + sum(widths) - widths[at] + len(_GAP) * (len(widths) - 1)
-        widths[at] = min(widths[at], max(WIDTH - others, 8))
+        others = len(indent) + sum(widths) - widths[at] + len(_GAP) * (len(widths) - 1)
+        widths[at] = min(widths[at], max(width - others, 8))
     sides = [align[i] for i in kept]
 
     def line(texts: Sequence[str]) -> str:
         shapes = zip(texts, sides, widths, strict=True)
-        return (_INDENT + _GAP.join(f"{keep_end(t, w):{side}{w}}" for t, side, w in shapes)).rstrip()
+        return (indent + _GAP.join(f"{keep_end(t, w):{side}{w}}" for t, side, w in shapes)).rstrip()
 
-    return Text("\n").join([Text(line(heads), "dim"), *(Text(line(row)) for row in cells)])
+    return Text("\n").join([Text(line(heads), title_style), *(Text(line(row)) for row in cells)])

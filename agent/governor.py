@@ -7,19 +7,26 @@ group contribute by what they have. A window is opened when the accounts of all 
 to cost, judging by the last one; the first of a process is short. A limit of hits, which the kernel holds, ends a
 window that turns out dearer; what it has cost too much is a debt, which is paid before the next.
 
+A window has a level, sampled or full. The two take turns, and a sampled one leaves half of what the account holds: it
+sees for longer at the same price, and full sees more. Where full costs so little that its windows are as long as any
+may be, there is nothing to sample; where an account can never hold what the shortest would cost, there is nothing else.
+
 Times are in nanoseconds of any clock that doesn't go back. Targets and groups are whatever can be a key.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 SECOND = 1_000_000_000
 MS = 1_000_000
 _Group = TypeVar("_Group", bound=Hashable)
+
+Level = Literal["sampled", "full"]
+"""How a process is watched in a window."""
 
 End = Literal["complete", "budget", "exit", "no_budget"]
 """How windows end: their time is over; hits reached the limit; no process is left. Or there was none for long, since it
@@ -39,6 +46,8 @@ class Policy:
     first_ns: int = 100 * MS
     shortest_ns: int = 100 * MS
     longest_ns: int = 60 * SECOND
+    sampled_part: float = 0.5
+    """So much of what an account holds a sampled window may take, where there are full ones as well."""
     kept_seconds: float = 60.0
     """An account holds at most what it gains in that time..."""
     kept_openings: float = 6.0
@@ -59,48 +68,49 @@ class Policy:
 
 @dataclass
 class _Account:
-    """Of a target. ``rate``: what a second of watching cost in the last window, in ns; None before the first."""
+    """Of a target. ``rates``: what a second of watching cost in the last window of a level, in ns."""
 
-    hit_ns: float
     at_ns: int
     cpu_ns: int
     tokens_ns: float = 0.0
     gain_per_second: float = 0.0
-    rate: float | None = None
+    rates: dict[Level, float] = field(default_factory=dict)
 
 
 @dataclass
 class _Turn:
-    """Of a group: since when it waits for a window."""
+    """Of a group: since when it waits for a window, and the level of the next if it may have any."""
 
     since_ns: int
+    level: Level = "full"
     starved: bool = False
     not_before_ns: int = 0
 
 
 @dataclass(frozen=True)
 class Opening:
-    """A window to open: for so long, and with so many hits at most of each target."""
+    """A window to open: for so long, and with hits that cost each target so much at most."""
 
     group: Hashable
+    level: Level
     duration_ns: int
-    hits_limits: Mapping[Hashable, int]
+    limits_ns: Mapping[Hashable, float]
 
 
 @dataclass
 class Governor:
-    """Decides, and keeps the accounts. ``ends``: how many windows ended how."""
+    """Decides, and keeps the accounts. ``ends``: how many windows of a level ended how."""
 
     policy: Policy
     opening_ns: float = 5 * MS
     """CPU time of the agent to open a window and close it, learnt."""
-    ends: Counter[str] = field(default_factory=Counter)
+    ends: Counter[tuple[Level, End]] = field(default_factory=Counter)
     _accounts: dict[Hashable, _Account] = field(default_factory=dict)
     _turns: dict[Hashable, _Turn] = field(default_factory=dict)
 
-    def add(self, target: Hashable, now_ns: int, cpu_ns: int, hit_ns: float) -> None:
-        """A target that has used ``cpu_ns`` of CPU time since it began, all of which counts; a hit costs ``hit_ns``."""
-        self._accounts[target] = _Account(hit_ns, now_ns, 0)
+    def add(self, target: Hashable, now_ns: int, cpu_ns: int) -> None:
+        """A target that has used ``cpu_ns`` of CPU time since it began, all of which counts."""
+        self._accounts[target] = _Account(now_ns, 0)
         self.earn(target, now_ns, cpu_ns)
 
     def remove(self, target: Hashable) -> None:
@@ -114,7 +124,8 @@ class Governor:
 
     def postpone(self, group: Hashable, now_ns: int) -> None:
         """Its window could not be opened: not again for a while."""
-        self._turns[group] = _Turn(now_ns, not_before_ns=now_ns + self.policy.postponed_ns)
+        level = self._turns[group].level if group in self._turns else "full"
+        self._turns[group] = _Turn(now_ns, level, not_before_ns=now_ns + self.policy.postponed_ns)
 
     def tokens_ns(self, target: Hashable) -> float:
         """What its account holds."""
@@ -128,15 +139,23 @@ class Governor:
         if seconds > 0:
             account.gain_per_second = gain / seconds
         account.at_ns, account.cpu_ns = now_ns, cpu_ns
-        most = max(account.gain_per_second * policy.kept_seconds, self.opening_ns * policy.kept_openings)
         # What is there already stays: a target that was busy has paid for it.
-        account.tokens_ns = max(min(account.tokens_ns + gain, most), account.tokens_ns)
+        account.tokens_ns = max(min(account.tokens_ns + gain, self._most_ns(account)), account.tokens_ns)
+
+    def _most_ns(self, account: _Account) -> float:
+        policy = self.policy
+        return max(account.gain_per_second * policy.kept_seconds, self.opening_ns * policy.kept_openings)
 
     def choose(
-        self, waiting: Mapping[_Group, Collection[Hashable]], now_ns: int, open_windows: int, groups: int
+        self,
+        waiting: Mapping[_Group, Collection[Hashable]],
+        levels: Callable[[_Group], Collection[Level]],
+        now_ns: int,
+        open_windows: int,
+        groups: int,
     ) -> list[Opening]:
-        """Which windows to open now, of the groups that have none: those that have waited longest first. ``groups``: of
-        all there are, the number."""
+        """Which windows to open now, of the groups that have none: those that have waited longest first. ``levels``:
+        what a group may have; ``groups``: of all there are, the number."""
         room = max(self.policy.open_at_once, groups // 4) - open_windows
         for group in waiting:
             self._turns.setdefault(group, _Turn(now_ns))
@@ -147,64 +166,84 @@ class Governor:
             turn = self._turns[group]
             if now_ns < turn.not_before_ns:
                 continue
-            opening = self._opening(group, waiting[group])
+            possible = sorted(levels(group), key=lambda level: level != turn.level)
+            level = next((level for level in possible if self._can_ever_pay(waiting[group], level)), turn.level)
+            opening = None
+            if possible:
+                opening = self._opening(group, waiting[group], level, alone=len(possible) == 1)
             if opening:
                 turn.since_ns, turn.starved = now_ns, False
+                cut = opening.duration_ns < self.policy.longest_ns
+                turn.level = "sampled" if opening.level == "full" and cut else "full"
                 openings.append(opening)
-            elif not turn.starved and now_ns - turn.since_ns > self.policy.starved_ns:
+            elif possible and not turn.starved and now_ns - turn.since_ns > self.policy.starved_ns:
                 turn.starved = True
-                self.ends["no_budget"] += 1
+                self.ends[level, "no_budget"] += 1
         return openings
 
-    def _opening(self, group: Hashable, targets: Collection[Hashable]) -> Opening | None:
+    def _can_ever_pay(self, targets: Collection[Hashable], level: Level) -> bool:
+        """Could the accounts of all hold what the shortest window is expected to cost?"""
+        accounts = {target: self._accounts[target] for target in targets if target in self._accounts}
+        shares = self._shares(accounts, self.opening_ns)
+        shortest_seconds = self.policy.shortest_ns / SECOND
+        return all(
+            self._most_ns(account) >= account.rates.get(level, 0) * shortest_seconds + shares[target]
+            for target, account in accounts.items()
+        )
+
+    def _opening(
+        self, group: Hashable, targets: Collection[Hashable], level: Level, *, alone: bool
+    ) -> Opening | None:
+        """``alone``: the group has no windows of another level."""
         policy = self.policy
         accounts = {target: self._accounts[target] for target in targets if target in self._accounts}
         if not accounts:
             return None
         shares = self._shares(accounts, self.opening_ns)
-        known = all(account.rate is not None for account in accounts.values())
+        part = 1.0 if alone or level == "full" else policy.sampled_part
+        known = all(level in account.rates for account in accounts.values())
         duration = float(policy.longest_ns if known else policy.first_ns)
         worthwhile = not known
         for target, account in accounts.items():
-            left = account.tokens_ns - shares[target]
+            left = part * account.tokens_ns - shares[target]
             if left <= 0:
                 return None
-            duration = min(duration, left / max(account.rate or 0, 1) * SECOND)
+            duration = min(duration, left / max(account.rates.get(level, 0), 1) * SECOND)
             worthwhile |= left >= policy.worthwhile * self.opening_ns
         if duration < policy.shortest_ns or not (worthwhile or duration >= policy.longest_ns):
             return None
-        limits: dict[Hashable, int] = {}
+        limits_ns: dict[Hashable, float] = {}
         for target, account in accounts.items():
-            limit_ns = policy.storm * (account.rate or 0) * duration / SECOND + policy.storm_ns
-            limit_ns = max(min(limit_ns, account.tokens_ns - shares[target]), policy.storm_least_ns)
-            limits[target] = max(int(limit_ns / account.hit_ns), 1)
-        return Opening(group, int(duration), limits)
+            limit_ns = policy.storm * account.rates.get(level, 0) * duration / SECOND + policy.storm_ns
+            limits_ns[target] = max(min(limit_ns, account.tokens_ns - shares[target]), policy.storm_least_ns)
+        return Opening(group, level, int(duration), limits_ns)
 
     def _shares(self, accounts: Mapping[Hashable, _Account], opening_ns: float) -> dict[Hashable, float]:
         """Who pays how much of what it takes to open and to close a window."""
         whole = sum(max(account.tokens_ns, 1) for account in accounts.values())
         return {target: opening_ns * max(account.tokens_ns, 1) / whole for target, account in accounts.items()}
 
-    def join(self, target: Hashable) -> int:
-        """A process has begun in the middle of its group's window: how many hits it may have."""
-        account = self._accounts[target]
-        return max(int(max(account.tokens_ns, self.policy.storm_ns) / account.hit_ns), 1)
+    def limit_ns(self, target: Hashable) -> float:
+        """What the hits may cost a process that has begun in the middle of its group's window."""
+        return max(self._accounts[target].tokens_ns, self.policy.storm_ns)
 
-    def charge(self, target: Hashable, seen_ns: int, hits_ns: float) -> None:
+    def charge(self, target: Hashable, level: Level, seen_ns: int, hits_ns: float) -> None:
         """A target was in a window for so long, and its hits cost so much."""
         account = self._accounts.get(target)
         if account:
             account.tokens_ns -= hits_ns
-            account.rate = hits_ns * SECOND / max(seen_ns, MS)
+            account.rates[level] = hits_ns * SECOND / max(seen_ns, MS)
 
     def ended(
-        self, group: Hashable, end: End, now_ns: int, opening_ns: float, targets: Collection[Hashable]
-    ) -> None:
+        self, group: Hashable, level: Level, end: End, now_ns: int, opening_ns: float, targets: Collection[Hashable]
+    ) -> dict[Hashable, float]:
         """A window is over, and its ``targets`` have been charged for their hits. The agent took so much CPU time to
-        open and to close it."""
-        self.ends[end] += 1
+        open and to close it: returns the share of each, in ns."""
+        self.ends[level, end] += 1
         accounts = {target: self._accounts[target] for target in targets if target in self._accounts}
-        for target, share in self._shares(accounts, opening_ns).items():
+        shares = self._shares(accounts, opening_ns)
+        for target, share in shares.items():
             self._accounts[target].tokens_ns -= share
         self.opening_ns += (opening_ns - self.opening_ns) / 8
-        self._turns[group] = _Turn(now_ns)
+        self._turns[group] = _Turn(now_ns, self._turns[group].level if group in self._turns else "full")
+        return shares

@@ -35,7 +35,8 @@ def explained(what: str, kind: type[SchedtraceError]) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C and SIGTERM while something is done that must not stop half way; they count afterwards."""
+    """Hold back Ctrl-C, SIGTERM and SIGHUP while something is done that must not stop half way; they count
+    afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python runs the handlers of signals in its main thread
         return
@@ -44,7 +45,8 @@ def uninterrupted() -> Iterator[None]:
     def remember(number: int, _frame: FrameType | None) -> None:
         arrived.append(number)
 
-    ours = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not None]
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ours = [number for number in ends if signal.getsignal(number) not in (None, signal.SIG_IGN)]
     before = {number: signal.signal(number, remember) for number in ours}
     try:
         yield

@@ -9,7 +9,7 @@ down for the kernel's side in ``bpf/types.h``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 SLOTS = 25
@@ -91,3 +91,8 @@ def total(histograms: Sequence[Histogram]) -> Histogram:
     for h in histograms:
         result = result + h
     return result
+
+
+def add_histograms(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> dict[str, Histogram]:
+    """The sums by key; what is missing is empty."""
+    return {key: a.get(key, Histogram()) + b.get(key, Histogram()) for key in {**a, **b}}

@@ -6,7 +6,7 @@ window's ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,18 @@ import numpy as np
 from schedtrace import abi
 from schedtrace.histogram import Histogram
 from schedtrace.reasons import reason_name
-from schedtrace.window import CAUSES, OFF_CPU, STATES, FunctionTotals, OffCpuTotals, StateTime
+from schedtrace.window import (
+    CAUSES,
+    OFF_CPU,
+    STATES,
+    STOPS,
+    FunctionTotals,
+    LivingGoroutine,
+    OffCpuTotals,
+    Samples,
+    StateTime,
+    WaitParts,
+)
 
 UNKNOWN_FUNCTION = "(unknown)"
 LOST_NAMES: Mapping[abi.LostReason, str] = {
@@ -31,6 +42,7 @@ LOST_NAMES: Mapping[abi.LostReason, str] = {
     abi.LostReason.THREAD_UNKNOWN: "goroutine_of_thread_unknown",
 }
 _STATE = abi.GoroutineState
+_STANDING_OUT = 48
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,7 @@ class Counts:
     lost: Mapping[str, int]
     goroutines: int
     cgroup_id: int
+    wait_parts: WaitParts
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,7 @@ def _histograms(records: Any) -> Iterator[tuple[int, Histogram]]:
 
 def state_times(stats: Any, goroutines: Any, time_ns: int, reasons: Sequence[str]) -> tuple[StateTime, ...]:
     """Time per state, and for waiting per reason, longest first; how often each was entered."""
-    open_ns = np.maximum(np.int64(time_ns) - goroutines["since_ns"].astype(np.int64), 0)
+    open_ns = _open_ns(goroutines, time_ns)
     state = goroutines["state"]
     entered = stats["transitions"].reshape(_STATE.COUNT, _STATE.COUNT).sum(axis=0).tolist()
     partial_ns = stats["partial_ns"].tolist()
@@ -117,7 +130,7 @@ def function_totals(
 
     for start_pc, totals in ended.items():
         add(start_pc, totals, 0, {})
-    open_ns = np.maximum(np.int64(time_ns) - goroutines["since_ns"].astype(np.int64), 0)
+    open_ns = _open_ns(goroutines, time_ns)
     open_field = {
         _STATE.RUNNABLE: "runnable_ns",
         _STATE.RUNNING: "running_ns",
@@ -148,6 +161,71 @@ def function_totals(
     return tuple(sorted(result, key=lambda f: -f.waiting_ns))
 
 
+def _open_ns(goroutines: Any, time_ns: int) -> Any:
+    """For how long each has been in its state."""
+    return np.maximum(np.int64(time_ns) - goroutines["since_ns"].astype(np.int64), 0)
+
+
+def standing_out(goroutines: Any, time_ns: int, most: int = _STANDING_OUT) -> Any:
+    """Places of those that :attr:`Window.worst` has: at most ``most`` by each of its orders."""
+    open_ns = _open_ns(goroutines, time_ns)
+    open_runnable_ns = np.where(goroutines["state"] == _STATE.RUNNABLE, open_ns, 0)
+    totals = goroutines["totals"]
+    longest = np.maximum(totals["max_runnable_ns"].astype(np.int64), open_runnable_ns)
+    orders = (open_ns, longest, totals["runnable_ns"].astype(np.int64) + open_runnable_ns)
+    if len(goroutines) <= most:
+        return np.arange(len(goroutines))
+    return np.unique(np.concatenate([np.argpartition(-order, most)[:most] for order in orders]))
+
+
+def living_goroutines(
+    snapshot: Any, places: Any, again: Sequence[Any], reasons: Sequence[str], name_of: Callable[[int], str | None]
+) -> tuple[LivingGoroutine, ...]:
+    """The goroutines at these places of a :class:`schedtrace.session.Snapshot`, of which ``again`` has what a second
+    look found (None: it has ended). An interval counts as still open if both looks found the same."""
+    result = []
+    for place, now in zip(places, again, strict=True):
+        if now is None or int(now["state"]) not in STATES:
+            continue
+        before, state, totals = snapshot.goroutines[place], int(now["state"]), now["totals"]
+        same = all(before[field] == now[field] for field in ("since_ns", "state", "reason"))
+        open_ns = max(snapshot.time_ns - int(now["since_ns"]), 0) if same else None
+        open_runnable_ns = (open_ns or 0) if state == _STATE.RUNNABLE else 0
+        waits = same and state == _STATE.WAITING
+        result.append(
+            LivingGoroutine(
+                g=int(snapshot.keys[place]["g"]),
+                function=name_of(int(now["start_pc"])) or UNKNOWN_FUNCTION if now["start_pc"] else UNKNOWN_FUNCTION,
+                state=STATES[state] if same else "",
+                reason=reason_name(reasons, int(now["reason"])) if waits else "",
+                in_state_ns=open_ns,
+                runs=int(totals["runs"]),
+                runnable_ns=int(totals["runnable_ns"]) + open_runnable_ns,
+                max_runnable_ns=max(int(totals["max_runnable_ns"]), open_runnable_ns),
+            )
+        )
+    return tuple(result)
+
+
+def samples(record: Any, stops: Collection[abi.Duration]) -> Samples:
+    """Put names to a record of :class:`abi.SampleStats`; ``stops``: which stops of the world the runtime records."""
+    return Samples(
+        sched_latency={CAUSES[i]: h for i, h in _histograms(record["sched_latency"])},
+        no_wait=int(record["no_wait"]),
+        stop_the_world={
+            name: histogram(record["stop_the_world"][duration])
+            for duration, name in enumerate(STOPS, start=abi.Duration.RUN + 1)
+            if duration in stops
+        },
+        parts=WaitParts(
+            total_ns=int(record["sched_latency"]["sum_ns"].sum()),
+            kernel_ns=int(record["kernel_ns"]),
+            stopped_ns=int(record["stopped_ns"]) if abi.Duration.STOPPED_OTHER in stops else None,
+            undivided_ns=int(record["undivided_ns"]),
+        ),
+    )
+
+
 def counts(snapshot: Any, reasons: Sequence[str], name_of: Callable[[int], str | None] | None) -> Counts:
     """Put names to a :class:`schedtrace.session.Snapshot`.
 
@@ -172,6 +250,12 @@ def counts(snapshot: Any, reasons: Sequence[str], name_of: Callable[[int], str |
         lost=_lost(stats),
         goroutines=len(snapshot.goroutines),
         cgroup_id=int(stats["cgroup_id"]),
+        wait_parts=WaitParts(
+            total_ns=int(stats["sched_latency"]["sum_ns"].sum()),
+            kernel_ns=int(stats["kernel_ns"]),
+            stopped_ns=None,
+            undivided_ns=int(stats["undivided_ns"]),
+        ),
     )
 
 

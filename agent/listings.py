@@ -23,7 +23,7 @@ from schedtrace.formatting import (
 )
 from schedtrace.plan import ProbePlan
 from schedtrace.report_json import Json, node_json, plan_json, scan_json
-from schedtrace.window import FULL_LEVEL
+from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL
 
 _STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "missing": "bold red"}
 
@@ -54,6 +54,7 @@ def inspect_listing(plan: ProbePlan) -> Listing:
     ]
     if plan.unseen:
         parts += [Text(), heading("Can't be seen"), *(paragraph(text, bullet="- ") for text in plan.unseen)]
+    parts += _sampled(plan)
     if plan.notes:
         parts += [Text(), heading("Notes"), *(paragraph(text, bullet="- ") for text in plan.notes)]
     return Listing(lines(parts), plan_json(plan))
@@ -66,11 +67,21 @@ def list_listing(scan: Scan) -> Listing:
     parts = [columns(titles, rows, "><<>>>><", flexible=1)] if rows else [Text("no Go process found")]
     if rows:
         watchable = sum(process.level == FULL_LEVEL for process in scan.processes)
-        parts += [Text(), Text(f"{count(watchable)} of {count(len(rows))} can be watched at full level.")]
+        sampled = sum(SAMPLED_LEVEL in process.levels for process in scan.processes)
+        able = f"{count(watchable)} of {count(len(rows))} can be watched at full level"
+        parts += [Text(), Text(f"{able}, {count(sampled)} at sampled level.")]
     parts += [
         paragraph(f"{process.pid} ({process.name}): {process.obstacle}", bullet="- ")
         for process in scan.processes
         if process.obstacle
+    ]
+    without_samples: dict[str, list[str]] = {}
+    for process in scan.processes:
+        if process.sampled_obstacle:
+            without_samples.setdefault(process.sampled_obstacle, []).append(f"{process.pid} ({process.name})")
+    parts += [
+        paragraph(f"no sampled level, since {why}: {', '.join(who)}", bullet="- ")
+        for why, who in without_samples.items()
     ]
     if scan.unreadable:
         noun = "process" if scan.unreadable == 1 else "processes"
@@ -100,6 +111,21 @@ def _verdict(exit_code: int) -> str:
     if exit_code == PermissionDenied.exit_code:
         return "schedtrace lacks rights here: see above."
     return "This node can't run schedtrace: see above."
+
+
+def _sampled(plan: ProbePlan) -> list[Text]:
+    """The other level: whether it is possible, and how."""
+    title = heading("Sampled level", "attach --level sampled")
+    sampled = plan.sampled
+    if sampled is None:
+        return [Text(), title, paragraph(f"not possible: {plan.sampled_obstacle}")]
+    dear = "" if sampled.site.emulated else ", dear: the kernel single-steps this instruction"
+    return [
+        Text(),
+        title,
+        paragraph(f"one probe: {sampled.function}, {sampled.site}, at {sampled.site.vaddr:#x}{dear}"),
+        *(paragraph(f"can't be seen: {text}", bullet="- ") for text in sampled.unseen),
+    ]
 
 
 def _layout(plan: ProbePlan) -> str:

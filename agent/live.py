@@ -1,4 +1,4 @@
-"""``schedtrace attach`` on the screen: a table that renews itself on a terminal, plain lines into a pipe, or one JSON
+"""``schedtrace attach`` while it goes on: a live screen on a terminal, plain lines into a pipe, or at its end one JSON
 object.
 
 Ctrl-C, SIGTERM, the end of the duration and the end of the target all lead to the same summary.
@@ -9,36 +9,66 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from threading import Event
+from dataclasses import replace
+from functools import partial
+from math import inf
 from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from schedtrace.bpf_text import RECORD
 from schedtrace.procfs import open_process
+from schedtrace.progress import Progress
 from schedtrace.session import Compilation, Sizes
+from schedtrace.streams import is_ours, is_plain
+from schedtrace.window import SAMPLED_LEVEL
 
 if TYPE_CHECKING:
     from schedtrace.attach import Watch
+    from schedtrace.screen import View
+    from schedtrace.terminal import Terminal
     from schedtrace.window import Window
 
 
+class _Stop:
+    """Whether the user wants the session to end."""
+
+    def __init__(self) -> None:
+        self._heard = 0
+        self._patience = 0
+
+    def hear(self, _signal: int, _frame: FrameType | None) -> None:
+        """A signal has come."""
+        self._heard += 1
+        if self._heard > self._patience:
+            raise KeyboardInterrupt
+
+    def is_set(self) -> bool:
+        """Has one come? Python drops what is raised while it runs a destructor or the like."""
+        return self._heard > 0
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Signals are to be looked for, and raise nothing: what is done must not stop half way. Only a third is
+        heard at once: it may be that a terminal takes no more of what is written."""
+        self._patience = 2
+        try:
+            yield
+        finally:
+            self._patience = 0
+
+
 @contextmanager
-def _stop_signals() -> Iterator[Event]:
+def _stop_signals() -> Iterator[_Stop]:
     """SIGTERM, and SIGHUP where it isn't ignored (nohup), end a session as Ctrl-C does; and SIGINT does also where it
-    is ignored at the start, as by a shell in what it runs in the background. The event is set when one has come: Python
-    drops what is raised while it runs a destructor or the like."""
-    stop = Event()
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        stop.set()
-        raise KeyboardInterrupt
-
+    is ignored at the start, as by a shell in what it runs in the background."""
+    stop = _Stop()
     ours = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         ours.append(signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in ours}
+    before = {number: signal.signal(number, stop.hear) for number in ours}
     try:
         yield stop
     finally:
@@ -46,24 +76,91 @@ def _stop_signals() -> Iterator[Event]:
             signal.signal(number, handler)
 
 
+class _Output:
+    """What is done with what is seen while the session goes on: nothing. ``tick_seconds``: it wants to be asked so
+    often whether the session may go on; ``at_once``: it shows something from the start."""
+
+    tick_seconds = inf
+    at_once = False
+
+    def show(self, window: Window) -> None:
+        """All that was seen so far."""
+
+    def goes_on(self) -> bool:
+        """False when the user has ended it."""
+        return True
+
+
+class _Lines(_Output):
+    """Plain lines."""
+
+    def __init__(self) -> None:
+        from schedtrace.report import IntervalLines
+
+        self._lines = IntervalLines()
+
+    def show(self, window: Window) -> None:
+        print(self._lines.next_line(window), flush=True)
+
+
+class _Screen(_Output):
+    """The whole terminal."""
+
+    tick_seconds = 0.05
+    at_once = True
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._view: View | None = None
+
+    def show(self, window: Window) -> None:
+        from schedtrace.screen import View
+
+        self._view = replace(self._view, latest=window) if self._view else View(window)
+        self._draw()
+
+    def _draw(self) -> None:
+        from schedtrace.screen import frame
+
+        if self._view:
+            size = self._terminal.size()
+            view = replace(self._view, has_keys=self._terminal.has_keys)
+            self._terminal.draw(frame(view, *size), size)
+
+    def goes_on(self) -> bool:
+        from schedtrace.screen import press
+
+        self._terminal.attend()
+        before = self._view
+        for key in self._terminal.pressed():
+            if self._view and (view := press(self._view, key)) is None:
+                return False
+            self._view = self._view and view
+        if self._view != before or self._terminal.needs_frame():
+            self._draw()
+        return True
+
+
 def _until_end(
-    watch: Watch,
-    stop: Event,
-    duration_seconds: float | None,
-    interval_seconds: float,
-    show: Callable[[Window], None],
+    watch: Watch, stop: _Stop, duration_seconds: float | None, interval_seconds: float, output: _Output
 ) -> str:
     """Show the window so far at every interval until the session ends; why it has ended."""
-    deadline = None if duration_seconds is None else monotonic() + duration_seconds
+    now = monotonic()
+    deadline = inf if duration_seconds is None else now + duration_seconds
+    next_show = now if output.at_once else now + interval_seconds
     try:
         while not stop.is_set():
-            left = interval_seconds if deadline is None else min(interval_seconds, deadline - monotonic())
-            ended = watch.ended(max(left, 0.0))
+            left = min(next_show, deadline) - monotonic()
+            ended = watch.ended(max(min(left, output.tick_seconds), 0.0))
             if ended:
                 return ended
-            if deadline is not None and monotonic() >= deadline:
+            if monotonic() >= deadline:
                 return "the duration is over"
-            show(watch.window())
+            if not output.goes_on():
+                break
+            if monotonic() >= next_show:
+                next_show = monotonic() + interval_seconds
+                output.show(watch.window())
     except KeyboardInterrupt:
         pass
     return "interrupted"
@@ -74,6 +171,7 @@ def attach(
     *,
     duration_seconds: float | None,
     interval_seconds: float,
+    level: str,
     syscalls: bool,
     max_goroutines: int,
     as_json: bool,
@@ -82,34 +180,37 @@ def attach(
     with ExitStack() as stack:
         stop = stack.enter_context(_stop_signals())
         open_process(pid).close()  # the usual refusals don't have to wait for the compiler
-        compilation = stack.enter_context(Compilation(Sizes(goroutines=max_goroutines)))
+        start = stack.enter_context(Progress(f"attaching to process {pid}"))
+        programs = {RECORD} if level == SAMPLED_LEVEL else set()
+        compilation = stack.enter_context(Compilation(Sizes(goroutines=max_goroutines), programs))
         from schedtrace.attach import Watch  # while BPF is compiled
 
-        watch = stack.enter_context(Watch(pid, compilation, syscalls=syscalls))
+        watch = stack.enter_context(Watch(pid, compilation, level=level, syscalls=syscalls))
+        start.finish()
         # What prints is imported while the first data come in.
         from rich.console import Console
-        from rich.live import Live
 
-        from schedtrace import report
+        from schedtrace.report import summary
         from schedtrace.report_json import window_json
 
+        until_end = partial(_until_end, watch, stop, duration_seconds, interval_seconds)
         console = Console(highlight=False)
         if as_json:
-            ended = _until_end(watch, stop, duration_seconds, interval_seconds, lambda _window: None)
-        elif console.is_terminal and not console.is_dumb_terminal:
-            with Live(console=console, refresh_per_second=4, screen=False, transient=True) as screen:
-                ended = _until_end(
-                    watch, stop, duration_seconds, interval_seconds, lambda w: screen.update(report.live_view(w))
-                )
+            with Progress(f"watching process {pid}"):
+                ended = until_end(_Output())
+        elif is_plain(1) or not is_ours(1) or not console.is_terminal:
+            ended = until_end(_Lines())
         else:
-            lines = report.IntervalLines()
-            ended = _until_end(
-                watch, stop, duration_seconds, interval_seconds, lambda w: print(lines.next_line(w), flush=True)
-            )
+            from schedtrace.terminal import Terminal
+
+            with stop.held_back(), Terminal(console) as terminal:
+                ended = until_end(_Screen(terminal))
         watch.stop()
         window = watch.window(ended)
         if as_json:
             json.dump(window_json(window), sys.stdout)
-            print()
+            print(flush=True)
         else:
-            console.print(report.summary(window))
+            console.print(summary(window))
+        with Progress("taking the probes out"):
+            watch.close()

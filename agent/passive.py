@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from schedtrace.errors import NodeUnsupported, NotTraceable, PermissionDenied, SchedtraceError
 from schedtrace.heap_goal import heap_goal_bytes
@@ -20,6 +19,7 @@ from schedtrace.process_memory import Places, unsafe_places
 from schedtrace.procfs import Process
 from schedtrace.runtime_histogram import RuntimeHistogram
 from schedtrace.runtime_plan import RuntimePlan
+from schedtrace.runtime_state import PROCESSOR_STATES, Processor, RuntimeState
 
 _WORD, _HALF = 8, 4
 _SLICE = 3 * _WORD
@@ -27,7 +27,6 @@ _MOST_PROCESSORS = 8192
 _MOST_GOROUTINES = 1 << 30
 _RUN_QUEUE = 256  # room in a P's own queue
 _LARGEST_COUNT = 1 << 56
-_STATES = ("idle", "running", "syscall", "gcstop")  # of a P; "dead" ones are not in allp
 _GOROUTINE_STATES = range(12)
 _SCAN = 0x1000  # a bit that is set while a goroutine's stack is scanned
 _ATTEMPTS = 4
@@ -39,44 +38,6 @@ _SCHED_FIELDS = (
 )
 _GLOBAL_QUEUE = ("schedt.runq.size", "schedt.runqsize")
 _FREE = (("schedt.gFree.n",), ("schedt.gFree.stack.size", "schedt.gFree.noStack.size"))
-
-
-@dataclass(frozen=True)
-class Processor:
-    """A P. ``state``: "idle", "running", "syscall" (up to Go 1.25) or "gcstop"; ``run_queue``: goroutines in its own
-    queue, the one to run next included."""
-
-    id: int
-    state: str
-    run_queue: int
-
-
-@dataclass(frozen=True)
-class RuntimeState:
-    """What the runtime says of itself. Counts are since the program's start.
-
-    ``sched_latency`` samples one in eight of the times that a goroutine stops running: how long it then was runnable
-    until it ran; up to Go 1.25 system calls are sampled, too, as waits of 0. ``stop_the_world`` has "stopped_gc", from
-    the wish to stop for the collector until all run again, and from Go 1.22 "stopped_other", for other reasons, and
-    "stopping_gc" and "stopping_other", until all have stopped. ``goroutines`` are those that runtime.NumGoroutine
-    counts, without the runtime's own. ``threads`` are the runtime's Ms that have not ended; where C code calls Go, one
-    of them may have no thread. ``run_queue`` is the length of the global queue; goroutines that
-    move between queues while these are read may be counted twice, or not at all. ``gc_cycles`` are completed ones;
-    ``heap_goal_bytes`` is the heap's size at which the current one is to end. They are None where they are not known,
-    the goal also where there is none (GOGC=off).
-    """
-
-    sched_latency: RuntimeHistogram
-    stop_the_world: Mapping[str, RuntimeHistogram]
-    gomaxprocs: int
-    goroutines: int
-    threads: int
-    idle_threads: int
-    processors: tuple[Processor, ...]
-    idle_processors: int
-    run_queue: int
-    gc_cycles: int | None
-    heap_goal_bytes: int | None
 
 
 class _InconsistentError(Exception):
@@ -353,10 +314,10 @@ class PassiveReader:
 def _processor(index: int, identity: bytes, queue: bytes, following: bytes) -> Processor:
     number, status = _signed(identity[:_HALF]), _signed(identity[_HALF:])
     _require(number == index, f"P {index} has the number {number}")
-    _require(0 <= status < len(_STATES), f"P {index} is in state {status}")
+    _require(0 <= status < len(PROCESSOR_STATES), f"P {index} is in state {status}")
     head, tail = (int.from_bytes(part, "little") for part in (queue[:_HALF], queue[_HALF:]))
     length = _count((tail - head) % (1 << 32), _RUN_QUEUE, f"goroutines in the queue of P {index}")
-    return Processor(index, _STATES[status], length + any(following))
+    return Processor(index, PROCESSOR_STATES[status], length + any(following))
 
 
 def _count(value: int, most: int, what: str) -> int:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schedtrace.errors import SchedtraceError
-from schedtrace.histogram import Histogram
-from schedtrace.passive import PassiveReader, RuntimeState
+from schedtrace.passive import PassiveReader
 from schedtrace.patience import Patience
 from schedtrace.procfs import Process, open_process
 from schedtrace.runtime_plan import RuntimePlan
+from schedtrace.runtime_state import RuntimeState, RuntimeTotals
 
 _MOST_REMEMBERED = 1000
 _MOST_FAILURES = 2
@@ -23,8 +23,8 @@ _MOST_FAILURES = 2
 class _Target:
     process: Process
     reader: PassiveReader
-    before: Histogram
-    """Latencies that were counted before it was dropped and watched again."""
+    before: RuntimeTotals | None
+    """What was counted before it was dropped and watched again."""
     state: RuntimeState | None = None
     current: bool = False
     failures: int = 0
@@ -32,12 +32,12 @@ class _Target:
     """The reading thread has it, or is left behind with it."""
 
     @property
-    def latencies(self) -> Histogram | None:
+    def totals(self) -> RuntimeTotals | None:
         """Since it has been watched, this time."""
         if self.state is None:
             return None
-        counted = self.state.sched_latency.histogram
-        return counted.since(self.before) if self.before.count else counted
+        counted = RuntimeTotals.of(self.state)
+        return counted.since(self.before) if self.before else counted
 
 
 class PassiveLevel:
@@ -48,7 +48,7 @@ class PassiveLevel:
         self._refused = refused
         self._lock = threading.Lock()
         self._targets: dict[int, _Target] = {}
-        self._left: dict[int, tuple[Process, Histogram]] = {}
+        self._left: dict[int, tuple[Process, RuntimeTotals]] = {}
         """What dropped processes that live on had counted: they may come back."""
         self._leaving: list[_Target] = []  # dropped while in use
         self._patience: Patience[_Target, RuntimeState | None] = Patience()
@@ -57,9 +57,9 @@ class PassiveLevel:
         """Read this process from now on. Raises SchedtraceError if it has gone or can't be read."""
         own = open_process(process.pid)  # which may stay open after the other is closed
         with self._lock:
-            former, before = self._left.pop(process.pid, (None, Histogram()))
+            former, before = self._left.pop(process.pid, (None, None))
         if former is None or _running(former) != _running(own):
-            before = Histogram()
+            before = None
         try:
             target = _Target(own, PassiveReader(own, plan, load_bias), before)
         except BaseException:
@@ -78,18 +78,18 @@ class PassiveLevel:
             if target is None:
                 return
             if target.state and not target.process.exited() and len(self._left) < _MOST_REMEMBERED:
-                self._left[pid] = (target.process, target.state.sched_latency.histogram)
+                self._left[pid] = (target.process, RuntimeTotals.of(target.state))
             if target.in_use:
                 self._leaving.append(target)
             else:
                 target.process.close()
 
-    def latencies(self, pid: int) -> Histogram | None:
-        """Scheduling latencies of this process as they were read last; None if they never were. Since the process
+    def totals(self, pid: int) -> RuntimeTotals | None:
+        """What the runtime of this process had counted when it was read last; None if it never was. Since the process
         began, or since it was watched again after :meth:`drop`."""
         with self._lock:
             target = self._targets.get(pid)
-            return target.latencies if target else None
+            return target.totals if target else None
 
     def state(self, pid: int) -> RuntimeState | None:
         """What the last :meth:`read` read of this process; None if it can't be read."""

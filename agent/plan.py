@@ -16,10 +16,11 @@ In both modes preemptPark and coroswitch_m are probed, whose transitions casgsta
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from schedtrace.abi import ProbeKind
 from schedtrace.errors import NotTraceable
+from schedtrace.sampled_plan import SampledPlan, make_sampled_plan
 from schedtrace.symbols.binary import Arch, Binary
 from schedtrace.symbols.buildinfo import BuildInfo, read_buildinfo
 from schedtrace.symbols.code import (
@@ -55,6 +56,7 @@ from schedtrace.transitions import (
     OneTransition,
     is_uninteresting,
 )
+from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL
 
 _RUNTIME = "runtime."
 _NAMES = [
@@ -80,7 +82,8 @@ class ProbePlan:
     """All that ``inspect`` prints and the session needs. ``probes`` has those first that are hit most.
 
     ``layout`` is None where the runtime's structs are not known; ``unseen`` says, for a reader, what the
-    probes can't see; ``notes`` what else is worth knowing.
+    probes can't see; ``notes`` what else is worth knowing. ``sampled``: what the sampled level needs; None if
+    that isn't possible, and ``sampled_obstacle`` then says why.
     """
 
     path: str
@@ -89,12 +92,35 @@ class ProbePlan:
     go_version: str
     settings: Mapping[str, str]
     symbols: str  # "symtab" | "pclntab"
-    mode: str  # "casgstatus" | "functions"
+    mode: str  # "casgstatus" | "functions"; at the sampled level "record"
     mode_reason: str
     layout: Layout | None
     probes: tuple[Probe, ...]
     unseen: tuple[str, ...]
     notes: tuple[str, ...]
+    sampled: SampledPlan | None = None
+    sampled_obstacle: str = ""
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The levels that need probes and are possible."""
+        return (*((SAMPLED_LEVEL,) if self.sampled else ()), FULL_LEVEL)
+
+    def at_sampled_level(self) -> "ProbePlan":
+        """The plan for the sampled level: one probe, on what the runtime hands its own samples to.
+
+        Raises NotTraceable, saying why, if that level isn't possible.
+        """
+        sampled = self.sampled
+        if sampled is None:
+            why = f"the sampled level is not possible: {self.sampled_obstacle}"
+            raise NotTraceable(f"{self.path}: {why}; use --level full")
+        site = sampled.site
+        probe = Probe(
+            sampled.function, ProbeKind.RECORD, site.vaddr, site.file_offset, str(site), site.emulated
+        )
+        why = "the runtime hands its own samples to it"
+        return replace(self, mode="record", mode_reason=why, probes=(probe,), unseen=sampled.unseen, notes=())
 
 
 def make_plan(path: str, *, syscalls: bool = False) -> ProbePlan:
@@ -138,6 +164,7 @@ class _Planner:
         self._add_syscalls(mode)
         if dear := sorted({_short(probe.function) for probe in self.probes if not probe.emulated}):
             self.notes.append(f"dear probes, single-stepped by the kernel: {', '.join(dear)}")
+        sampled, obstacle = self._sampled(symtab)
         return ProbePlan(
             path=self.binary.path,
             arch=self.binary.arch.value,
@@ -151,7 +178,15 @@ class _Planner:
             probes=tuple(sorted(self.probes, key=_heat)),
             unseen=tuple(self.unseen),
             notes=tuple(self.notes),
+            sampled=sampled,
+            sampled_obstacle=obstacle,
         )
+
+    def _sampled(self, symtab: Symtab | None) -> tuple[SampledPlan | None, str]:
+        try:
+            return make_sampled_plan(self.binary, self.table, symtab, self.layout, self.writes), ""
+        except NotTraceable as error:
+            return None, str(error).removeprefix(f"{self.binary.path}: ")
 
     def _refuse_unsuitable(self, info: BuildInfo) -> None:
         minor = info.version.minor if info.version else self.table.newest_minor

@@ -39,7 +39,6 @@ Way = Literal["link", "perf", "line"]
 _MESSAGE_BYTES = 1 << 17
 _CLOSERS = 256  # so many are closed at a time: each waits for a grace period of the kernel
 _HELD_BY_CHILD = -1
-_NICE = -20  # while it waits for a CPU, targets pay for windows that have ended
 
 
 @dataclass(frozen=True)
@@ -279,10 +278,16 @@ class _Child:
                 uprobe_line.remove(line)
 
 
+def _go_first() -> None:
+    """While this process waits for a CPU, targets pay for windows that have ended. A nice value would count only
+    against those of its own cgroup or session."""
+    with suppress(OSError):  # it may not, without CAP_SYS_NICE, or in a cgroup without real-time budget
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+
+
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when the other end of the channel does
-    with suppress(OSError):  # it may not, without CAP_SYS_NICE
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+    _go_first()
     with socket.socket(fileno=int(sys.argv[1])) as ours:
         _Child(ours, os.getppid()).serve()

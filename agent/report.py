@@ -1,5 +1,4 @@
-"""What a session saw, for people: the summary at its end, the live view, and one line per interval for
-pipes. Pure.
+"""What a session saw, for people: the summary at its end, and one line per interval for pipes. Pure.
 
 The first lines are what somebody needs who was woken up: is it throttled, how long do goroutines wait to
 run and why. What limits the answer (probes, what can't be seen, losses, cost) comes last.
@@ -24,38 +23,51 @@ from schedtrace.formatting import (
     paragraph,
     plural,
     printable,
-    rough_duration,
     share,
     short_function,
 )
 from schedtrace.histogram import BOUNDS_SECONDS, Histogram
-from schedtrace.window import StateTime, Window
+from schedtrace.report_samples import (
+    QUANTILES,
+    maximum,
+    parts_of_waits,
+    quantile,
+    quantiles,
+    sampled_latency,
+    stops_of_the_world,
+)
+from schedtrace.window import Samples, StateTime, Throttling, Window
 
 _TOP_STATES = 12
 _TOP_FUNCTIONS = 5
 _TOP_PROBES = 12
-_LIVE_CAUSES = 3
-_LIVE_STATES = 5
-_LIVE_FUNCTIONS = 3
 _BAR = 40
 _CONTAINER_ID = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
+STATE_TITLES = ("state", "wait reason", "time", "goroutines", "times")
+FUNCTION_TITLES = ("function", "runs", "mean", "longest", "total")
+"""Of :func:`function_rows`."""
+QUANTILE_TITLES = ("count", *QUANTILES, "total")
+"""Of :func:`quantile_row`."""
+_SAMPLED = "the sample's goroutines"
 _OFF_CPU = {
     "preempted": "preempted by the kernel",
     "blocked": "blocked in the kernel",
     "woken": "woken from that",
 }
-_QUANTILE_TITLES = ("count", "p50", "p90", "p99", "max", "total")
 
 
 def summary(window: Window) -> Text:
     """Everything that was seen, as printed at the end of a session."""
+    if window.samples:
+        return _sampled_summary(window, window.samples)
     latency = window.sched_latency_total
     return lines(
         [
             *_header(window),
             *_throttling(window),
-            *_sched_latency(window, len(window.sched_latency), []),
+            *_sched_latency(window),
             *([Text(), _bars(latency)] if latency.count else []),
+            *parts_of_waits(window.wait_parts, "goroutines"),
             *_run_queue(window),
             *_off_cpu(window),
             *_functions_off_cpu(window, _TOP_FUNCTIONS),
@@ -70,19 +82,27 @@ def summary(window: Window) -> Text:
     )
 
 
-def live_view(window: Window) -> Text:
-    """The gist of what was seen so far. Its first 24 lines stand for themselves, since a screen may have no
-    more."""
-    threads = ("threads, for a CPU", *_quantiles(window.run_queue))
+def _sampled_summary(window: Window, samples: Samples) -> Text:
+    latency = samples.sched_latency_total
     return lines(
         [
             *_header(window),
             *_throttling(window),
-            *_sched_latency(window, _LIVE_CAUSES, [threads]),
-            *_states(window, _LIVE_STATES),
-            *_functions_by_latency(window, _LIVE_FUNCTIONS),
+            *sampled_latency(samples),
+            *([Text(), _bars(latency)] if latency.count else []),
+            *what_samples_waited_for(samples),
+            *_run_queue(window),
+            *_probes(window),
+            *_unseen(window),
+            *_lost(window),
+            *_overhead(window),
         ]
     )
+
+
+def what_samples_waited_for(samples: Samples) -> list[Text]:
+    """At the sampled level."""
+    return [*parts_of_waits(samples.parts, _SAMPLED), *stops_of_the_world(samples)]
 
 
 @dataclass
@@ -105,60 +125,83 @@ class IntervalLines:
         rate = latency.count / (duration_ns / 1e9) if duration_ns > 0 else 0.0
         line = (
             f"{window.duration_ns / 1e9:>7.1f} s {rate:>9,.0f} "
-            f"{_quantile(latency, 0.5):>8} {_quantile(latency, 0.99):>8} {_maximum(latency):>8} "
-            f"{_quantile(run_queue, 0.99):>11} {duration(throttled_ns):>9} {lost:>6,}"
+            f"{quantile(latency, 0.5):>8} {quantile(latency, 0.99):>8} {maximum(latency):>8} "
+            f"{quantile(run_queue, 0.99):>11} {duration(throttled_ns):>9} {lost:>6,}"
         )
+        runs = "samples/s" if window.samples else "runs/s"
         titles = (
-            f"{'time':>9} {'runs/s':>9} {'wait p50':>8} {'p99':>8} {'max':>8} {'threads p99':>11}"
+            f"{'time':>9} {runs:>9} {'wait p50':>8} {'p99':>8} {'max':>8} {'threads p99':>11}"
             f" {'throttled':>9} {'lost':>6}"
         )
         return line if before is not None else f"{titles}\n{line}"
 
 
 def _header(window: Window) -> list[Text]:
-    target = window.target
-    limit = "no CPU limit" if target.quota_cores is None else f"CPU limit {amount(target.quota_cores)} cores"
-    how = f"{target.level} level ({target.mode}, {target.symbols})"
-    counts = f"{plural(window.goroutines, 'goroutine')} on {plural(window.threads, 'thread')}"
-    parts = [
-        Text.assemble(
-            (printable(target.name), "bold"), f"  PID {target.pid}  {printable(target.go_version)}  {how}"
-        ),
-        Text(keep_end(printable(target.exe), WIDTH), "dim"),
-        Text(f"watched for {duration(window.duration_ns)}; {counts}; {limit}"),
-    ]
-    if target.cgroup_path:
-        cgroup = f"cgroup ({target.cgroup_hierarchy}) "
-        path = _CONTAINER_ID.sub(r"\1…", printable(target.cgroup_path))
-        parts.insert(2, Text(cgroup + keep_end(path, WIDTH - len(cgroup)), "dim"))
+    parts = [title_line(window), *place_lines(window, WIDTH)]
+    parts.append(Text(f"watched for {duration(window.duration_ns)}; {size_and_limit(window)}"))
     if window.ended:
         parts.append(Text(f"ended: {printable(window.ended)}"))
     return parts
 
 
+def title_line(window: Window) -> Text:
+    """What is watched, and how."""
+    target = window.target
+    how = f"{target.level} level ({target.mode}, {target.symbols})"
+    return Text.assemble(
+        (printable(target.name), "bold"), f"  PID {target.pid}  {printable(target.go_version)}  {how}"
+    )
+
+
+def place_lines(window: Window, width: int) -> list[Text]:
+    """The executable and, if there is one, the cgroup."""
+    target = window.target
+    parts = [Text(keep_end(printable(target.exe), width), "dim")]
+    if target.cgroup_path:
+        cgroup = f"cgroup ({target.cgroup_hierarchy}) "
+        path = _CONTAINER_ID.sub(r"\1…", printable(target.cgroup_path))
+        parts.append(Text(cgroup + keep_end(path, width - len(cgroup)), "dim"))
+    return parts
+
+
+def size_and_limit(window: Window) -> str:
+    """How many goroutines and threads there are, and what CPU they may use."""
+    quota = window.target.quota_cores
+    limit = "no CPU limit" if quota is None else f"CPU limit {amount(quota)} cores"
+    counts = plural(window.threads, "thread")
+    if not window.samples:
+        counts = f"{plural(window.goroutines, 'goroutine')} on {counts}"
+    return f"{counts}; {limit}"
+
+
 def _throttling(window: Window) -> list[Text]:
     if window.throttling is None or not window.throttling.throttled_periods:
         return []
-    t = window.throttling
-    return [
-        Text(),
-        Text(
-            f"THROTTLED by the CPU limit for {duration(t.throttled_ns)} (summed over CPUs),"
-            f" in {count(t.throttled_periods)} of {plural(t.periods, 'period')}",
-            "bold red",
-        ),
-    ]
+    return [Text(), Text(throttled(window.throttling), "bold red")]
 
 
-def _sched_latency(window: Window, top: int, more_rows: list[tuple[str, ...]]) -> list[Text]:
+def throttled(t: Throttling) -> str:
+    """What the CPU limit did, in a line."""
+    return (
+        f"THROTTLED by the CPU limit for {duration(t.throttled_ns)} (summed over CPUs),"
+        f" in {count(t.throttled_periods)} of {plural(t.periods, 'period')}"
+    )
+
+
+def _sched_latency(window: Window) -> list[Text]:
     title = heading("Goroutines waiting to run", "runnable until running, by what made them runnable")
     if not window.sched_latency_total.count:
         return [Text(), title, paragraph("none ran in this time")]
+    rows = cause_rows(window)
+    if len(rows) > 1:
+        rows.append(("all", *quantile_row(window.sched_latency_total)))
+    return [Text(), title, columns(("cause", *QUANTILE_TITLES), rows, "<>>>>>>")]
+
+
+def cause_rows(window: Window) -> list[tuple[str, ...]]:
+    """Each cause with the :func:`quantiles` of the waits to run after it, most time first."""
     causes = sorted(window.sched_latency.items(), key=lambda item: -item[1].sum_ns)
-    rows = [(cause, *_quantiles(h)) for cause, h in causes[:top]]
-    if len(causes) > 1:
-        rows.append(("all", *_quantiles(window.sched_latency_total)))
-    return [Text(), title, columns(("cause", *_QUANTILE_TITLES), [*rows, *more_rows], "<>>>>>>")]
+    return [(cause, *quantile_row(h)) for cause, h in causes]
 
 
 def _bars(histogram: Histogram) -> Text:
@@ -177,17 +220,17 @@ def _run_queue(window: Window) -> list[Text]:
     title = heading("Threads waiting for a CPU", "runnable for the kernel, not running")
     if not window.run_queue.count:
         return [Text(), title, paragraph("none waited")]
-    return [Text(), title, columns(_QUANTILE_TITLES, [_quantiles(window.run_queue)], ">>>>>>")]
+    return [Text(), title, columns(QUANTILE_TITLES, [quantile_row(window.run_queue)], ">>>>>>")]
 
 
 def _off_cpu(window: Window) -> list[Text]:
     if window.off_cpu is None:
         return []
     title = heading("Goroutines running, but not on a CPU", "running for Go, their thread off the CPU")
-    rows = [(_OFF_CPU[reason], *_quantiles(h)) for reason, h in window.off_cpu.items() if h.count]
+    rows = [(_OFF_CPU[reason], *quantile_row(h)) for reason, h in window.off_cpu.items() if h.count]
     if not rows:
         return [Text(), title, paragraph("none was")]
-    return [Text(), title, columns(("why", *_QUANTILE_TITLES), rows, "<>>>>>>")]
+    return [Text(), title, columns(("why", *QUANTILE_TITLES), rows, "<>>>>>>")]
 
 
 def _functions_off_cpu(window: Window, top: int) -> list[Text]:
@@ -206,15 +249,20 @@ def _functions_off_cpu(window: Window, top: int) -> list[Text]:
 
 
 def _states(window: Window, top: int) -> list[Text]:
+    rows = state_rows(window, top)
+    title = heading("Where goroutines spend their time", "goroutines: how many at a time, on average")
+    body = columns(STATE_TITLES, rows, "<<>>>", flexible=1) if rows else paragraph("no goroutine was seen")
+    return [Text(), title, body]
+
+
+def state_rows(window: Window, top: int) -> list[tuple[str, ...]]:
+    """The cells under :data:`STATE_TITLES` of at most ``top`` states and wait reasons, and one row of the others."""
     order = {"running": 0, "runnable": 1, "syscall": 2}
     states = sorted(window.states, key=lambda s: (order.get(s.state, 3), -s.time_ns))
     rows = [_state_row(s.state, s.reason, [s], window) for s in states[:top]]
     if len(states) > top:
         rows.append(_state_row("(others)", "", states[top:], window))
-    titles = ("state", "wait reason", "time", "goroutines", "times")
-    title = heading("Where goroutines spend their time", "goroutines: how many at a time, on average")
-    body = columns(titles, rows, "<<>>>", flexible=1) if rows else paragraph("no goroutine was seen")
-    return [Text(), title, body]
+    return rows
 
 
 def _state_row(state: str, reason: str, times: list[StateTime], window: Window) -> tuple[str, ...]:
@@ -224,8 +272,14 @@ def _state_row(state: str, reason: str, times: list[StateTime], window: Window) 
 
 
 def _functions_by_latency(window: Window, top: int) -> list[Text]:
+    rows = function_rows(window)
+    return _functions("Who waited to run most", FUNCTION_TITLES[1:], rows[:top], len(rows))
+
+
+def function_rows(window: Window) -> list[tuple[str, ...]]:
+    """Start functions by how long their goroutines waited to run, under :data:`FUNCTION_TITLES`."""
     functions = sorted((f for f in window.functions if f.runnable_ns), key=lambda f: -f.runnable_ns)
-    rows = [
+    return [
         (
             short_function(f.function),
             count(f.runs),
@@ -233,9 +287,8 @@ def _functions_by_latency(window: Window, top: int) -> list[Text]:
             duration(f.max_runnable_ns),
             duration(f.runnable_ns),
         )
-        for f in functions[:top]
+        for f in functions
     ]
-    return _functions("Who waited to run most", ("runs", "mean", "longest", "total"), rows, len(functions))
 
 
 def _functions_by_wait(window: Window, top: int) -> list[Text]:
@@ -283,21 +336,22 @@ def _unseen(window: Window) -> list[Text]:
 
 
 def _lost(window: Window) -> list[Text]:
-    rows = [
-        (count(n), reason.replace("_", " "))
-        for reason, n in sorted(window.lost.items(), key=lambda item: -item[1])
-        if n
-    ]
+    rows = [(count(n), reason) for n, reason in losses(window)]
     if not rows:
         return [Text(), heading("Lost"), paragraph("nothing")]
     return [Text(), heading("Lost", "not counted, and why"), columns(("times", "reason"), rows, "><", 1)]
 
 
+def losses(window: Window) -> list[tuple[int, str]]:
+    """What was not counted, and why: the most first."""
+    lost = sorted(window.lost.items(), key=lambda item: -item[1])
+    return [(n, reason.replace("_", " ")) for reason, n in lost if n]
+
+
 def _overhead(window: Window) -> list[Text]:
     cost = "unknown: what a hit costs could not be measured here"
     if window.overhead_ns is not None:
-        part = window.overhead_ns / window.duration_ns if window.duration_ns > 0 else 0.0
-        cost = f"about {duration(window.overhead_ns)} of CPU time, {share(part)} of one CPU (an estimate)"
+        cost = f"about {duration(window.overhead_ns)} of CPU time, {cost_share(window)} of one CPU (an estimate)"
     parts = [Text(), heading("Cost to the target"), paragraph(cost)]
     if window.foreign_hits:
         others = plural(window.foreign_hits, "hit")
@@ -305,18 +359,17 @@ def _overhead(window: Window) -> list[Text]:
     return parts
 
 
+def cost_share(window: Window) -> str:
+    """The cost to the target, as a percentage of one CPU; a dash if it isn't known."""
+    if window.overhead_ns is None or window.duration_ns <= 0:
+        return "-"
+    return share(window.overhead_ns / window.duration_ns)
+
+
 def _throttled_ns(window: Window) -> int:
     return window.throttling.throttled_ns if window.throttling else 0
 
 
-def _quantiles(histogram: Histogram) -> tuple[str, ...]:
-    quantiles = (_quantile(histogram, q) for q in (0.5, 0.9, 0.99))
-    return count(histogram.count), *quantiles, _maximum(histogram), duration(histogram.sum_ns)
-
-
-def _quantile(histogram: Histogram, q: float) -> str:
-    return rough_duration(histogram.quantile_seconds(q))
-
-
-def _maximum(histogram: Histogram) -> str:
-    return duration(histogram.max_ns) if histogram.count else "-"
+def quantile_row(histogram: Histogram) -> tuple[str, ...]:
+    """The cells under :data:`QUANTILE_TITLES`."""
+    return (*quantiles(histogram), duration(histogram.sum_ns))

@@ -5,13 +5,15 @@ is the string "+Inf", since JSON has no such number.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from schedtrace.check import NodeReport
 from schedtrace.discovery import GoProcess, Scan
 from schedtrace.histogram import Histogram
 from schedtrace.plan import ProbePlan
-from schedtrace.window import FunctionTotals, Target, Window
+from schedtrace.sampled_plan import SampledPlan
+from schedtrace.window import FunctionTotals, Samples, Target, WaitParts, Window
 
 Json = dict[str, Any]
 
@@ -25,20 +27,8 @@ def window_json(window: Window) -> Json:
         "target": _target(window.target),
         "window_seconds": window.duration_ns / _NS,
         "ended": window.ended,
-        "transitions": [
-            {"from": old, "to": new, "count": n} for (old, new), n in sorted(window.transitions.items())
-        ],
-        "sched_latency": {
-            **_histogram(window.sched_latency_total),
-            "by_cause": {cause: _histogram(h) for cause, h in sorted(window.sched_latency.items())},
-        },
-        "wait": {reason: _histogram(h) for reason, h in sorted(window.wait.items())},
-        "states": [
-            {"state": s.state, "reason": s.reason, "seconds": s.time_ns / _NS, "count": s.count}
-            for s in window.states
-        ],
-        "top": [_function(f) for f in sorted(window.functions, key=lambda f: -f.waiting_ns)],
-        "goroutines": window.goroutines,
+        **(_followed(window) if window.samples is None else _NOT_FOLLOWED),
+        "samples": None if window.samples is None else _samples(window.samples),
         "threads": {"count": window.threads, "run_queue": _histogram(window.run_queue)},
         "off_cpu": None
         if window.off_cpu is None
@@ -69,6 +59,51 @@ def window_json(window: Window) -> Json:
         "lost": dict(window.lost),
         "overhead_seconds": None if window.overhead_ns is None else window.overhead_ns / _NS,
     }
+
+
+_NOT_FOLLOWED: Json = dict.fromkeys(
+    ("transitions", "sched_latency", "sched_delay_seconds", "wait", "states", "top", "goroutines")
+)
+
+
+def _followed(window: Window) -> Json:
+    """What is known where every goroutine is followed."""
+    return {
+        "transitions": [
+            {"from": old, "to": new, "count": n} for (old, new), n in sorted(window.transitions.items())
+        ],
+        "sched_latency": _latency(window.sched_latency_total, window.sched_latency),
+        "sched_delay_seconds": None if window.wait_parts is None else _parts(window.wait_parts),
+        "wait": {reason: _histogram(h) for reason, h in sorted(window.wait.items())},
+        "states": [
+            {"state": s.state, "reason": s.reason, "seconds": s.time_ns / _NS, "count": s.count}
+            for s in window.states
+        ],
+        "top": [_function(f) for f in sorted(window.functions, key=lambda f: -f.waiting_ns)],
+        "goroutines": window.goroutines,
+    }
+
+
+def _samples(samples: Samples) -> Json:
+    return {
+        "sched_latency": _latency(samples.sched_latency_total, samples.sched_latency),
+        "no_wait": samples.no_wait,
+        "sched_delay_seconds": _parts(samples.parts),
+        "stop_the_world": {name: _histogram(h) for name, h in samples.stop_the_world.items()},
+    }
+
+
+def _parts(parts: WaitParts) -> Json:
+    return {
+        "go_queue": parts.queue_ns / _NS,
+        "kernel_run_queue": parts.kernel_ns / _NS,
+        "stop_the_world": None if parts.stopped_ns is None else parts.stopped_ns / _NS,
+        "unknown": parts.undivided_ns / _NS,
+    }
+
+
+def _latency(whole: Histogram, by_cause: Mapping[str, Histogram]) -> Json:
+    return {**_histogram(whole), "by_cause": {cause: _histogram(h) for cause, h in sorted(by_cause.items())}}
 
 
 def plan_json(plan: ProbePlan) -> Json:
@@ -105,6 +140,22 @@ def plan_json(plan: ProbePlan) -> Json:
         ],
         "unseen": list(plan.unseen),
         "notes": list(plan.notes),
+        "levels": list(plan.levels),
+        "sampled": None if plan.sampled is None else _sampled_plan(plan.sampled),
+        "sampled_obstacle": plan.sampled_obstacle,
+    }
+
+
+def _sampled_plan(sampled: SampledPlan) -> Json:
+    return {
+        "function": sampled.function,
+        "vaddr": sampled.site.vaddr,
+        "file_offset": sampled.site.file_offset,
+        "site": str(sampled.site),
+        "emulated": sampled.site.emulated,
+        "histograms": {duration.name.lower(): vaddr for duration, vaddr in sampled.histograms.items()},
+        "stops": [{"vaddr": vaddr, "place": place.name.lower()} for vaddr, place in sampled.stops],
+        "unseen": list(sampled.unseen),
     }
 
 
@@ -203,5 +254,7 @@ def _process(process: GoProcess) -> Json:
         "throttled_periods": None if stat is None else stat.throttled_periods,
         "throttled_seconds": None if stat is None else stat.throttled_ns / _NS,
         "level": process.level,
+        "levels": list(process.levels),
         "obstacle": process.obstacle,
+        "sampled_obstacle": process.sampled_obstacle,
     }

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from schedtrace.histogram import Histogram
+from schedtrace.histogram import Histogram, add_histograms
+from schedtrace.runtime_state import RuntimeState, RuntimeTotals
 
 _Key = TypeVar("_Key")
 
@@ -48,22 +49,22 @@ class SeriesTotals:
     """Of probes."""
     seen_ns: int = 0
     """How long processes were watched, added up over them: all else was counted in that time."""
-    runtime_sched_latency: Histogram | None = None
-    """What the Go runtime has sampled itself, since the processes began; None where it can't be read."""
+    runtime: RuntimeTotals | None = None
+    """What Go runtimes have counted themselves, since the processes began; None where they can't be read."""
 
     def __add__(self, other: SeriesTotals) -> SeriesTotals:
         return SeriesTotals(
             transitions=_add(self.transitions, other.transitions),
-            sched_latency=_add_histograms(self.sched_latency, other.sched_latency),
-            wait=_add_histograms(self.wait, other.wait),
+            sched_latency=add_histograms(self.sched_latency, other.sched_latency),
+            wait=add_histograms(self.wait, other.wait),
             state_ns=_add(self.state_ns, other.state_ns),
             run_queue=self.run_queue + other.run_queue,
-            off_cpu=_add_histograms(self.off_cpu, other.off_cpu),
+            off_cpu=add_histograms(self.off_cpu, other.off_cpu),
             lost=_add(self.lost, other.lost),
             overhead_ns=self.overhead_ns + other.overhead_ns,
             hits=self.hits + other.hits,
             seen_ns=self.seen_ns + other.seen_ns,
-            runtime_sched_latency=_add_if_any(self.runtime_sched_latency, other.runtime_sched_latency),
+            runtime=_add_if_any(self.runtime, other.runtime),
         )
 
 
@@ -81,8 +82,8 @@ class Series:
     """One set of labels at one scrape.
 
     ``throttled_ns`` is the container's cgroup's counter, None without a CPU controller; ``quota_cores`` None without a
-    quota. ``threads`` and ``open_fds`` are sums over the living processes, ``gomaxprocs`` and ``goroutines`` over
-    those of them whose runtime can be read, None if there is none.
+    quota. ``threads`` and ``open_fds`` are sums over the living processes; ``runtimes`` are those of them that can be
+    read.
     """
 
     labels: Labels
@@ -92,8 +93,7 @@ class Series:
     open_fds: int
     quota_cores: float | None
     throttled_ns: int | None
-    gomaxprocs: int | None = None
-    goroutines: int | None = None
+    runtimes: tuple[RuntimeState, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,13 @@ class NodeView:
     """Processes that could not be watched, by reason (a word of a bounded set)."""
     lost: Mapping[str, int]
     """What the agent lost that belongs to no series, by reason."""
-    windows: Mapping[str, int] = field(default_factory=dict)
-    """How many windows the governor has ended, or could not open, by how."""
+    windows: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """How many windows the governor has ended, or could not open, by level and by how."""
 
 
 def _add(a: Mapping[_Key, int], b: Mapping[_Key, int]) -> dict[_Key, int]:
     return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
 
 
-def _add_if_any(a: Histogram | None, b: Histogram | None) -> Histogram | None:
+def _add_if_any(a: RuntimeTotals | None, b: RuntimeTotals | None) -> RuntimeTotals | None:
     return a + b if a and b else a or b
-
-
-def _add_histograms(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> dict[str, Histogram]:
-    return {key: a.get(key, Histogram()) + b.get(key, Histogram()) for key in {**a, **b}}

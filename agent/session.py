@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Self
@@ -52,6 +51,8 @@ class Snapshot:
     ``stats``: numpy record of :class:`abi.TargetStats`, summed over CPUs (maxima are maxima).
     ``functions``: start_pc -> record of :class:`abi.Totals`, goroutines that have ended.
     ``goroutines``: array of :class:`abi.Goroutine` records, those that live.
+    ``keys``: their array of :class:`abi.GoroutineKey`, None in snapshots of many processes.
+    ``samples``: numpy record of :class:`abi.SampleStats`, summed as ``stats``; None unless it was watched so.
     """
 
     time_ns: int
@@ -59,7 +60,9 @@ class Snapshot:
     functions: Mapping[int, Any]
     goroutines: Array
     foreign_hits: int
+    keys: Array | None = None
     seen_ns: int = 0
+    samples: Any = None
 
 
 @dataclass
@@ -184,6 +187,7 @@ class Session:
         self._watched: dict[int, tuple[int, int]] = {}  # PID -> window, since when in ns
         self._attachments: list[Attachment] = []
         self._programs: dict[tuple[str, bool], int] = {}
+        self._sampled: set[int] = set()  # PIDs
         self._free_slots = list(range(self._sizes.targets))[::-1]
         self._free_windows = list(range(1, self._sizes.targets + 1))[::-1]
         self._foreign_before = 0
@@ -329,10 +333,11 @@ class Session:
         window: Window | None = None,
         hits_limit: int = abi.NO_LIMIT,
         *,
+        sampler: abi.Sampler | None = None,
         time_before: bool = True,
     ) -> None:
         """Begin to count process ``pid``, whose executable carries the probes; ``hits_limit`` ends its ``window``. Sets
-        the target's slot, window, limit and start.
+        the target's slot, window, limit and start. ``sampler``: for the sampled level.
 
         What state a goroutine is in shows at its first move. With ``time_before`` the time since now then counts for a
         goroutine that was waiting or runnable; a counter that is read again and again would jump by it.
@@ -345,6 +350,9 @@ class Session:
         target.attached_ns = began_ns if time_before else 0
         self._targets[pid] = target.slot
         self._watched[pid] = (target.window, began_ns)
+        if sampler:
+            self._maps.put("samplers", pid, sampler)
+            self._sampled.add(pid)
         table[table.Key(pid)] = table.Leaf.from_buffer_copy(bytes(target))
         # Until now the target's own hits counted as those of a process nobody asked about.
         self._foreign_before, self._foreign_after = self._foreign_hits(), None
@@ -365,10 +373,10 @@ class Session:
         self._unwatch([pid])
 
     def _unwatch(self, pids: Sequence[int]) -> None:
-        table = self._table("targets")
         for pid in pids:
-            with suppress(KeyError):
-                del table[table.Key(pid)]
+            self._maps.delete_key("targets", pid)
+            if pid in self._sampled:
+                self._maps.delete_key("samplers", pid)
 
     def snapshot(self, pid: int) -> Snapshot:
         """Read what was counted for ``pid`` since :meth:`watch`. Reads maps only; nothing is cleared."""
@@ -378,8 +386,18 @@ class Session:
         ended = {int(k["start_pc"]): v for k, v in zip(keys, values, strict=True) if k["slot"] == slot}
         keys, values = self._goroutines()
         foreign = self._foreign_hits() if self._foreign_after is None else self._foreign_after
-        own = values[keys["tgid"] == pid]
-        return Snapshot(now_ns, self._maps.stats(slot), ended, own, foreign - self._foreign_before)
+        own = keys["tgid"] == pid
+        counted = foreign - self._foreign_before
+        samples = self._samples_of(pid)
+        return Snapshot(now_ns, self._maps.stats(slot), ended, values[own], counted, keys[own], samples=samples)
+
+    def look_again(self, keys: Array) -> list[Any]:
+        """The records of these goroutines as they are now; None for one that has ended. BPF changes a record while it
+        is read: only what is the same twice was read whole."""
+        return self._maps.look_up("goroutines", keys, abi.Goroutine)
+
+    def _samples_of(self, pid: int) -> Any:
+        return self._maps.stats(self._targets[pid], "samples") if pid in self._sampled else None
 
     def snapshots(self) -> dict[int, Snapshot]:
         """A snapshot of every target, without functions: one look at the goroutines for all."""
@@ -399,7 +417,8 @@ class Session:
             window, since_ns = self._watched[pid]
             time_ns = max(min(now_ns, ends[window]), since_ns)
             stats = self._maps.stats(self._targets[pid])
-            found[pid] = Snapshot(time_ns, stats, {}, own.get(pid, none), 0, time_ns - since_ns)
+            samples, seen_ns = self._samples_of(pid), time_ns - since_ns
+            found[pid] = Snapshot(time_ns, stats, {}, own.get(pid, none), 0, seen_ns=seen_ns, samples=samples)
         return found
 
     def retire(self, pids: Sequence[int]) -> dict[int, Snapshot]:
@@ -410,6 +429,9 @@ class Session:
         keys, values = self._goroutines()
         snapshots = self._snapshots(pids, now_ns, keys, values)
         self._maps.delete_of("goroutines", keys, keys["tgid"], pids)
+        for pid in self._sampled.intersection(pids):
+            self._maps.zero_stats(self._targets[pid], "samples")
+        self._sampled.difference_update(pids)
         slots = [self._targets.pop(pid) for pid in pids]
         for pid in pids:
             del self._watched[pid]

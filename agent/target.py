@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from schedtrace import abi, calibrate
-from schedtrace.bpf_text import PROBE, program_of
+from schedtrace.bpf_text import program_of
+from schedtrace.calibrate import Calibration, Costs
 from schedtrace.errors import AttachFailed
 from schedtrace.plan import ProbePlan
 from schedtrace.procfs import Process
@@ -16,15 +18,18 @@ from schedtrace.runtime_plan import GOROUTINE_OF_THREAD, RuntimePlan
 from schedtrace.session import ProbeSite, Session
 
 _STALE_REASONS_UNTIL = 19  # Go 1.19
+_CALIBRATED = {
+    "casgstatus": calibrate.CASGSTATUS,
+    "functions": calibrate.FUNCTIONS,
+    "record": calibrate.RECORDS,
+}
+"""Mode of a plan -> what is measured for the cost of its hits."""
 _ANY_REASON = (1 << 64) - 1
-
-Costs = Mapping[bool, float]
-"""CPU time of a hit in ns, by "does the kernel emulate the probed instruction"."""
 
 
 def programs_of(plan: ProbePlan) -> set[str]:
     """What a session needs to attach the plan's probes and measure what a hit costs."""
-    return {PROBE, *(program_of(probe.kind) for probe in plan.probes)}
+    return {program_of(kind) for kind in (*(probe.kind for probe in plan.probes), *_CALIBRATED[plan.mode])}
 
 
 def sites_of(plan: ProbePlan) -> list[ProbeSite]:
@@ -48,6 +53,31 @@ def record_of(plan: ProbePlan, load_bias: int) -> abi.Target:
         record.sites[i] = load_bias + probe.vaddr
         record.kinds[i] = probe.kind
     return record
+
+
+def sampler_of(plan: ProbePlan, load_bias: int) -> abi.Sampler | None:
+    """What the BPF side must know for the sampled level, if the plan has its probe."""
+    sampled, layout = plan.sampled, plan.layout
+    if sampled is None or layout is None or all(probe.kind is not abi.ProbeKind.RECORD for probe in plan.probes):
+        return None
+    sampler = abi.Sampler(
+        g_m=layout.offsets["g.m"],
+        m_curg=layout.offsets["m.curg"],
+        g_status=layout.offsets["g.atomicstatus"],
+        g_pc=layout.offsets["g.sched.pc"],
+        mcall=load_bias + sampled.mcall_vaddr,
+        other_place=sampled.other_place,
+    )
+    for duration, vaddr in sampled.histograms.items():
+        sampler.histograms[duration] = load_bias + vaddr
+    for i, (vaddr, place) in enumerate(sampled.stops):
+        sampler.stops[i], sampler.places[i] = load_bias + vaddr, place
+    return sampler
+
+
+def stops_of(plan: ProbePlan) -> set[abi.Duration]:
+    """Which stops of the world the sampled level sees."""
+    return set(plan.sampled.histograms) - {abi.Duration.RUN} if plan.sampled else set()
 
 
 def process_of(
@@ -75,17 +105,34 @@ def reasons_of(plan: ProbePlan) -> tuple[str, ...]:
     return plan.layout.wait_reasons if plan.layout else ()
 
 
-def measure_costs(session: Session, mode: str, emulated: Collection[bool]) -> Costs | None:
-    """Cost of a hit, see :data:`Costs`, with the kinds of probes that a plan of that ``mode`` has; None if it can't be
-    measured. The session needs room for one more target while this is done."""
-    kinds = calibrate.CASGSTATUS if mode == "casgstatus" else calibrate.FUNCTIONS
+def calibration(session: Session, mode: str, emulated: Collection[bool]) -> Calibration | None:
+    """Measures what a hit costs, with the kinds of probes that a plan of that ``mode`` has; None if that can't be done.
+    The session needs room for one more target."""
+    kinds = _CALIBRATED[mode]
     with suppress(AttachFailed, OSError):
-        return {each: calibrate.cost_ns(session, kinds, stepped=not each) for each in emulated}
+        return Calibration(session, kinds, emulated)
     return None
 
 
-def overhead_ns(plan: ProbePlan, hits: Sequence[int], costs: Costs | None) -> int | None:
-    """What the hits of a target, by site, have cost it: CPU time in ns, an estimate; None without costs."""
-    if costs is None:
-        return None
-    return round(sum(n * costs[probe.emulated] for n, probe in zip(hits, plan.probes, strict=False)))
+_UNKNOWN: Costs = {True: 2_000.0, False: 15_000.0}
+"""Taken for the cost of a hit where it can't be measured: more than on any machine tried."""
+
+
+def costs_of(calibration: Calibration | None) -> Costs:
+    """What a hit costs now; more than it does, if it can't be measured."""
+    return calibration.costs if calibration else _UNKNOWN
+
+
+@dataclass
+class Bill:
+    """What its hits have cost a target, ``ns`` of CPU time: each what one cost when it was counted. An estimate."""
+
+    ns: float = 0.0
+    _hits: Sequence[int] = ()
+
+    def add(self, plan: ProbePlan, hits: Sequence[int], costs: Costs) -> None:
+        """``hits``: all so far, by site."""
+        before = self._hits or [0] * len(hits)
+        for probe, now, then in zip(plan.probes, hits, before, strict=False):
+            self.ns += (now - then) * costs[probe.emulated]
+        self._hits = hits

@@ -27,6 +27,8 @@ PASSIVE_LEVEL = "passive"
 """How a process is watched that gets no probes."""
 WINDOWS_LEVEL = "full_in_windows"
 """How a process is watched that every goroutine is followed in, but only for a while now and then."""
+SAMPLED_LEVEL = "sampled"
+"""How a process is watched of which only the runtime's own samples are seen."""
 FULL_LEVEL = "full"
 """How a process is watched that every goroutine is followed in."""
 
@@ -42,8 +44,12 @@ CAUSES = (
     "syscall",
     "gc",
     "other",
+    "unknown",
 )
 """Why a goroutine became runnable, in the order of ``enum wake_cause`` in bpf/types.h."""
+STOPS = ("stopping_gc", "stopping_other", "stopped_gc", "stopped_other")
+"""Stops of the world, in the order of ``enum duration`` behind its first: until all Ps have stopped, and from the wish
+to stop until all run again; for the garbage collector, and for other reasons."""
 
 
 OFF_CPU = ("preempted", "blocked", "woken")
@@ -61,7 +67,7 @@ class Target:
     go_version: str
     level: str
     mode: str
-    """Which probes: "casgstatus", "functions" or "mixed" (see plan.py)."""
+    """Which probes: "casgstatus" or "functions"; at the sampled level "record" (see plan.py)."""
     symbols: str
     cgroup_path: str
     cgroup_hierarchy: str
@@ -107,6 +113,26 @@ class FunctionTotals:
 
 
 @dataclass(frozen=True)
+class LivingGoroutine:
+    """One goroutine that had not ended when it was looked at. What it did counts from when it was first seen."""
+
+    g: int
+    """Address of its runtime.g, which tells it apart while it lives; a later goroutine may get the same."""
+    function: str
+    """That it began with."""
+    state: str
+    """Empty: it went from one to another while it was looked at."""
+    reason: str
+    """The wait reason while it waits, else empty."""
+    in_state_ns: int | None
+    """For how long it has been in that state, within the window; None with an empty state."""
+    runs: int
+    runnable_ns: int
+    """All of its waits to run; one that goes on counts up to now, as it does in the next."""
+    max_runnable_ns: int
+
+
+@dataclass(frozen=True)
 class OffCpuTotals:
     """How often and how long goroutines that were started with one function ran for Go and were off the CPU: waiting on
     the kernel's run queue, blocked in the kernel, and both together at most in one go."""
@@ -147,6 +173,44 @@ class Throttling:
 
 
 @dataclass(frozen=True)
+class WaitParts:
+    """What goroutines waited for that waited to run."""
+
+    total_ns: int
+    """All of it: the sum of the histograms of scheduling latency."""
+    kernel_ns: int
+    """The thread that then ran the goroutine was runnable and not running."""
+    stopped_ns: int | None
+    """It ran, and the world was stopped; None where stops aren't seen."""
+    undivided_ns: int
+    """Nothing is known of the thread."""
+
+    @property
+    def queue_ns(self) -> int:
+        """Nothing of that: in a queue of Go's, or if stops aren't seen while the world was stopped."""
+        return max(self.total_ns - self.kernel_ns - (self.stopped_ns or 0) - self.undivided_ns, 0)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What the runtime itself measured and the sampled level saw: of the times that goroutines wait to run a sample of
+    about one in eight, of stops of the world all. Nothing is multiplied."""
+
+    sched_latency: Mapping[str, Histogram]
+    """By wake cause; only causes that occurred."""
+    no_wait: int
+    """Samples of what is no wait to run."""
+    stop_the_world: Mapping[str, Histogram]
+    """By one of :data:`STOPS`: all that this runtime records."""
+    parts: WaitParts
+
+    @property
+    def sched_latency_total(self) -> Histogram:
+        """Over all causes."""
+        return total(tuple(self.sched_latency.values()))
+
+
+@dataclass(frozen=True)
 class Window:
     """Everything seen of one target from ``attached`` to now (or between two looks)."""
 
@@ -178,8 +242,15 @@ class Window:
     """Estimated CPU time that the probes cost the target; None if it could not be calibrated."""
     ended: str
     """Why the window ended, empty while it goes on."""
+    worst: tuple[LivingGoroutine, ...] = ()
+    """Those alive that come first by longest wait to run, by all waits to run, or by time in their present state, in no
+    order."""
+    wait_parts: WaitParts | None = None
+    """Of all time in ``sched_latency``; None at the sampled level."""
+    samples: Samples | None = None
+    """At the sampled level, where goroutines are not followed: no transitions, states, waits and functions then."""
 
     @property
     def sched_latency_total(self) -> Histogram:
-        """Scheduling latency over all causes."""
-        return total(tuple(self.sched_latency.values()))
+        """Scheduling latency over all causes: of all runs, or of the sample."""
+        return self.samples.sched_latency_total if self.samples else total(tuple(self.sched_latency.values()))

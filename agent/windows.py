@@ -15,17 +15,16 @@ from typing import Protocol
 
 from schedtrace import target
 from schedtrace.attachments import Attachments, Probed, has_breakpoint
+from schedtrace.calibrate import Calibration
 from schedtrace.errors import AttachFailed, SchedtraceError
-from schedtrace.governor import End, Governor, Opening
+from schedtrace.governor import End, Governor, Level, Opening
 from schedtrace.procfs import Process, cpu_clock
 from schedtrace.session import Session, Snapshot
-from schedtrace.target import Costs
+from schedtrace.target import Bill
 from schedtrace.uprobe_pmu import ANY_PROCESS
 
 _TICKS = 5
 """Each group is considered every so many ticks: that reads the CPU time of its processes."""
-_UNKNOWN_COSTS: Costs = {True: 2_000.0, False: 15_000.0}
-"""Taken for the cost of a hit where it can't be measured: more than on any machine tried."""
 
 
 class Member(Protocol):
@@ -33,6 +32,8 @@ class Member(Protocol):
 
     process: Process
     probed: Probed
+    bill: Bill
+    """Of the window it is in."""
 
 
 class Windows:
@@ -44,12 +45,12 @@ class Windows:
         session: Session,
         attachments: Attachments,
         governor: Governor,
-        costs: Costs | None,
+        calibration: Calibration | None,
         members: Mapping[int, Member],
         on_failure: Callable[[int, str], None],
     ) -> None:
         self._session, self._attachments, self._governor = session, attachments, governor
-        self._costs, self._members, self._on_failure = costs or _UNKNOWN_COSTS, members, on_failure
+        self._calibration, self._members, self._on_failure = calibration, members, on_failure
         self._open: list[Probed] = []
         self._ticks = 0
         self._keeper_clock = cpu_clock(session.keeper_pid)
@@ -59,10 +60,9 @@ class Windows:
     def add(self, member: Member) -> None:
         """A process has been found: it takes part in windows from now on, also in one that is open."""
         process, probed = member.process, member.probed
-        hit_ns = max(self._costs[probe.emulated] for probe in probed.plan.probes)
-        self._governor.add(process.pid, monotonic_ns(), process.cpu_ns(), hit_ns)
+        self._governor.add(process.pid, monotonic_ns(), process.cpu_ns())
         if probed.window:
-            self._count(member, self._governor.join(process.pid))
+            self._count(member, self._governor.limit_ns(process.pid))
 
     def remove(self, pid: int) -> None:
         """A process has ended."""
@@ -71,6 +71,8 @@ class Windows:
     def collect(self) -> dict[int, Snapshot]:
         """What processes did in windows that have ended since the last call."""
         began_ns = thread_time_ns()
+        if self._open and self._calibration:
+            self._calibration.measure()
         over = self._over()
         snapshots = self._session.retire([pid for each in over for pid in self._counted(each)]) if over else {}
         self._spent_ns += thread_time_ns() - began_ns
@@ -98,14 +100,15 @@ class Windows:
     def _finish(self, probed: Probed, snapshots: Mapping[int, Snapshot], opening_ns: float) -> None:
         assert probed.window
         pids = [pid for pid in probed.pids if pid in snapshots]
+        costs = target.costs_of(self._calibration)
         for pid in pids:
-            hits = snapshots[pid].stats["hits"].tolist()
-            hits_ns = target.overhead_ns(probed.plan, hits, self._costs) or 0
-            self._governor.charge(pid, snapshots[pid].seen_ns, hits_ns)
+            bill = self._members[pid].bill
+            bill.add(probed.plan, snapshots[pid].stats["hits"].tolist(), costs)
+            self._governor.charge(pid, "full", snapshots[pid].seen_ns, bill.ns)
         end: End = "exit"
         if pids:
             end = "budget" if self._session.end_of(probed.window) < probed.window.until_ns else "complete"
-        self._governor.ended(probed, end, monotonic_ns(), opening_ns, pids)
+        self._governor.ended(probed, "full", end, monotonic_ns(), opening_ns, pids)
         self._session.free_window(probed.window)
         probed.window = None
         self._open.remove(probed)
@@ -124,7 +127,7 @@ class Windows:
             if probed.pids and not probed.window and len(probed.pids) <= self._session.room:
                 waiting[probed] = probed.pids
         began_ns = thread_time_ns()
-        for opening in self._governor.choose(waiting, now_ns, len(self._open), len(groups)):
+        for opening in self._governor.choose(waiting, _levels_of, now_ns, len(self._open), len(groups)):
             self._open_window(opening)
         self._spent_ns += thread_time_ns() - began_ns
 
@@ -150,7 +153,7 @@ class Windows:
             os.close(executable_fd)
         self._open.append(probed)
         for pid in probed.pids:
-            self._count(self._members[pid], opening.hits_limits.get(pid, 1))
+            self._count(self._members[pid], opening.limits_ns.get(pid, 0))
         for other in alike:
             self._merge_if_same(probed, other)
 
@@ -163,13 +166,23 @@ class Windows:
                 self._attachments.merge(probed, other)
                 for pid in pids:
                     self._members[pid].probed = probed
-                    self._count(self._members[pid], self._governor.join(pid))
+                    self._count(self._members[pid], self._governor.limit_ns(pid))
 
-    def _count(self, member: Member, hits_limit: int) -> None:
-        """Count a process in its group's window. One that has ended or executes another program will be seen to."""
+    def _count(self, member: Member, limit_ns: float) -> None:
+        """Count a process in its group's window, until its hits have cost it so much. One that has ended or executes
+        another program will be seen to."""
         if not self._session.room:
             return
+        plan, costs = member.probed.plan, target.costs_of(self._calibration)
+        hits_limit = max(int(limit_ns / max(costs[probe.emulated] for probe in plan.probes)), 1)
+        member.bill = Bill()
         with suppress(SchedtraceError):
-            record = target.record_of(member.probed.plan, member.process.load_bias())
-            window = member.probed.window
-            self._session.watch(member.process.pid, record, window, hits_limit, time_before=False)
+            bias, window = member.process.load_bias(), member.probed.window
+            record, sampler = target.record_of(plan, bias), target.sampler_of(plan, bias)
+            self._session.watch(
+                member.process.pid, record, window, hits_limit, sampler=sampler, time_before=False
+            )
+
+
+def _levels_of(_probed: Probed) -> tuple[Level, ...]:
+    return ("full",)

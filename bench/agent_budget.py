@@ -7,7 +7,6 @@ the window cost. That is what the target paid, however the agent counts it. Inte
 """
 
 import math
-import mmap
 import os
 import shutil
 import statistics
@@ -16,18 +15,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.agents import MeasuredAgent, agent
+from bench.counted import Counted, counted
 from bench.measurement import BenchError, print_conditions, print_limit, print_table, process_cpu_ns
 from schedtrace.plan import make_plan
 from schedtrace.procfs import open_process
 from tests.target_text import BREAKPOINTS
-from tools import toolchains
 
-SOURCE = Path(__file__).parent / "golang/counted"
 WORKS = {"net/http, two bytes": "http", "channels on all CPUs": "pingpong"}
 MINUTES = 3.0
 CONNECTIONS = 32
@@ -68,26 +66,6 @@ class Measured:
 
 
 @contextmanager
-def working(work: str, folder: Path) -> Iterator[tuple[int, Path, mmap.mmap]]:
-    """The program at work: its process id, its executable, its counter."""
-    program = Path(shutil.copy(toolchains.build("1.27", SOURCE), folder / folder.name))
-    count = folder / "count"
-    count.write_bytes(bytes(8))
-    with count.open("r+b") as file:
-        counter = mmap.mmap(file.fileno(), 8)
-    command: list[str | Path] = [program, "-work", work, "-count", count]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout
-        address = process.stdout.readline().strip()
-        with _requests(address) if work == "http" else nullcontext():
-            yield process.pid, program, counter
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@contextmanager
 def _requests(address: str) -> Iterator[None]:
     if shutil.which("wrk") is None:
         raise BenchError("wrk is not installed (Debian: apt-get install wrk)")
@@ -100,14 +78,14 @@ def _requests(address: str) -> Iterator[None]:
         load.wait()
 
 
-def _samples(pid: int, address: int, counter: mmap.mmap, seconds: float) -> Iterator[Sample]:
+def _samples(load: Counted, address: int, seconds: float) -> Iterator[Sample]:
     breakpoint_code = BREAKPOINTS[os.uname().machine]
-    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+    with Path(f"/proc/{load.pid}/mem").open("rb", buffering=0) as memory:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             probed = os.pread(memory.fileno(), len(breakpoint_code), address) == breakpoint_code
-            units = int.from_bytes(counter[:8], sys.byteorder)
-            yield Sample(time.monotonic_ns(), process_cpu_ns(pid), units, probed)
+            now = load.now()
+            yield Sample(time.monotonic_ns(), now.cpu_ns, now.units, probed)
             time.sleep(SAMPLE_SECONDS)
 
 
@@ -150,15 +128,18 @@ def measure(work: str, seconds: float) -> Measured:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="schedtrace-bench-")))
         (folder / "containers").mkdir()
-        pid, program, counter = stack.enter_context(working(work, folder))
+        program = Counted.program(folder)
+        load = stack.enter_context(counted(program, folder / "count", work))
+        if work == "http":
+            stack.enter_context(_requests(load.address))
         probe = make_plan(str(program)).probes[0]
-        with open_process(pid) as process:
+        with open_process(load.pid) as process:
             address = process.load_bias() + probe.vaddr
         selected: list[str | Path] = ["--log-root", folder, "--select", f"*/*/*/{folder.name}"]
         one = stack.enter_context(agent(folder, selected, max_overhead=str(LIMIT_PERCENT)))
         family = [one.pid, one.keeper()]
         before_ns, exported_ns = sum(map(process_cpu_ns, family)), _exported_ns(one)
-        samples = list(_samples(pid, address, counter, seconds))
+        samples = list(_samples(load, address, seconds))
         agent_ns = sum(map(process_cpu_ns, family)) - before_ns
         time.sleep(2)  # a window that has just ended is read within a second
         exported_ns = _exported_ns(one) - exported_ns

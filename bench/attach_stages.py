@@ -20,7 +20,7 @@ STAGES = {
     "plan": ("schedtrace.image", "make_plan"),
     "wait for it, load": ("schedtrace.session", "Session.__init__"),
     "put probes": ("schedtrace.session", "Session.attach"),
-    "calibrate": ("schedtrace.target", "measure_costs"),
+    "calibrate": ("schedtrace.target", "calibration"),
 }
 IMPORTS, COUNTING, DATA, CPU = "start and imports", "counting from", "first data at", "CPU time until then"
 DATA_SECONDS = 1.0

@@ -10,6 +10,25 @@
 #include "goroutine.h"
 #include "moves.h"
 #include "thread.h"
+#include "wait_parts.h"
+#ifdef WITH_ON_RECORD
+#include "record.h"
+#endif
+
+/* A goroutine that was runnable begins to run on this thread: what its wait, which make() is to record, was for. */
+static __always_inline void divide_wait(struct hit *hit, struct goroutine *g)
+{
+	struct wait unknown = {};
+	struct wait_parts parts;
+
+	if (g->state != STATE_RUNNABLE || g->partial || hit->now_ns <= g->since_ns)
+		return;
+	parts = divide(g->since_ns, hit->now_ns, unknown);
+	if (parts.kernel_ns)
+		add(&hit->stats->kernel_ns, parts.kernel_ns);
+	if (parts.undivided_ns)
+		add(&hit->stats->undivided_ns, parts.undivided_ns);
+}
 
 /* All probes but those of the programs below. One program, since what takes long is to compile make(). */
 int on_probe(struct pt_regs *ctx)
@@ -43,6 +62,8 @@ int on_probe(struct pt_regs *ctx)
 		move = (struct move){ .from = STATE_WAITING, .to = STATE_RUNNABLE };
 	if (!understand(&hit, gp, g, &move))
 		return 0;
+	if (move.from == STATE_RUNNABLE && move.to == STATE_RUNNING)
+		divide_wait(&hit, g);
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < 2; i++) {
 		make(&hit, gp, g, move);
@@ -115,3 +136,48 @@ int on_coroutine_switch(struct pt_regs *ctx)
 	}
 	return 0;
 }
+
+/* The sampled level's one probe. */
+#ifdef WITH_ON_RECORD
+int on_record(struct pt_regs *ctx)
+{
+	__u64 histogram = GO_ARG0(ctx), ns = GO_ARG1(ctx);
+	struct sample_stats *s;
+	struct sampler *sampler;
+	struct hit hit;
+	__u32 i;
+
+	if (!begin(&hit, PROBED_ADDRESS(ctx)))
+		return 0;
+	sampler = samplers.lookup(&hit.tgid);
+	s = (struct sample_stats *)samples.lookup(&hit.target->slot);
+	if (!sampler || !s)
+		return 0;
+	for (i = 0; i < DURATION_COUNT; i++)
+		if (sampler->histograms[i] == histogram)
+			break;
+	if (i >= DURATION_COUNT) {
+		lost(hit.stats, LOST_PROBE_UNKNOWN);
+		return 0;
+	}
+	if (ns >> 63) { /* a clock that went back: the runtime does not count it among times either */
+		lost(hit.stats, LOST_INCONSISTENT);
+		return 0;
+	}
+	if (i != DURATION_RUN) {
+		record(&s->stop_the_world[i], ns);
+		stopped(sampler, hit.now_ns, ns, i >= DURATION_STOPPED_GC);
+		return 0;
+	}
+	if (!ns) {
+		add(&s->no_wait, 1);
+		return 0;
+	}
+	i = cause_of_sample(&hit, sampler, GO_CURRENT_G(ctx));
+	if (i >= CAUSE_COUNT)
+		i = CAUSE_UNKNOWN;
+	record(&s->sched_latency[i], ns);
+	divide_sample(&hit, sampler, s, ns);
+	return 0;
+}
+#endif

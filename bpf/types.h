@@ -39,7 +39,8 @@ enum wake_cause {
 	CAUSE_SYSCALL = 8,
 	CAUSE_GC = 9,
 	CAUSE_OTHER = 10,
-	CAUSE_COUNT = 11,
+	CAUSE_UNKNOWN = 11,         /* a sample whose goroutine does not show it */
+	CAUSE_COUNT = 12,
 };
 
 /* What it means that a probe is hit: which goroutine does what. */
@@ -59,7 +60,28 @@ enum probe_kind {
 	KIND_SYSCALL_EXIT = 12,     /* exitsyscall, on the goroutine's own stack */
 	KIND_SYSCALL_EXIT_NO_P = 13, /* exitsyscallNoP(gp), exitsyscall0(gp) up to Go 1.25: back, and no P is free */
 	KIND_COROUTINE_SWITCH = 14, /* coroswitch_m(gp): gp stops or ends, and the goroutine of its coroutine runs at once */
-	KIND_COUNT = 15,
+	KIND_RECORD = 15,           /* (*timeHistogram).record(h, ns): the runtime's own sample of how long something took */
+	KIND_COUNT = 16,
+};
+
+/* What the runtime hands to its histograms, by which of them it is. */
+enum duration {
+	DURATION_RUN = 0,            /* sched.timeToRun: how long a goroutine that begins to run was runnable */
+	DURATION_STOPPING_GC = 1,    /* until all Ps had stopped, for the garbage collector */
+	DURATION_STOPPING_OTHER = 2, /* and for other reasons */
+	DURATION_STOPPED_GC = 3,     /* from the wish to stop until all run again */
+	DURATION_STOPPED_OTHER = 4,
+	DURATION_COUNT = 5,
+};
+
+/* What a goroutine did where it stopped, by the address at which it goes on. */
+enum stop_place {
+	PLACE_UNKNOWN = 0,
+	PLACE_PARK = 1,              /* it waits: g.waitreason is the cause of its wake */
+	PLACE_YIELD = 2,             /* Gosched and the like */
+	PLACE_SYSCALL = 3,           /* back from a system call without a P */
+	PLACE_PREEMPT = 4,           /* stopped by a signal */
+	PLACE_COUNT = 5,
 };
 
 /* Everything that is not recorded, by reason. */
@@ -93,6 +115,7 @@ enum off_cpu {
 #define REASON_UNKNOWN 63    /* not read: the layout is not known, or the read failed */
 #define OFFSET_UNKNOWN 0xffff
 #define SITE_LIMIT 32        /* probes of one target, and a last place that stays empty, for addresses not known */
+#define STOP_LIMIT 32        /* places where goroutines of one target stop; the runtime alone has 16 */
 #define HITS_BATCH 16        /* see target.hits: a limit is overshot by at most so many a CPU and site, less one */
 #define NO_LIMIT 0xffffffffffffffffULL
 #define WAITS_KEPT 4         /* waits of a thread for a CPU, the last ones */
@@ -175,12 +198,45 @@ struct target_stats {
 	__u64 transitions[STATE_COUNT * STATE_COUNT]; /* [from * STATE_COUNT + to] */
 	struct histogram sched_latency[CAUSE_COUNT];
 	struct histogram wait[REASON_COUNT];
+	__u64 kernel_ns;             /* of all in sched_latency: the thread was runnable and not running */
+	__u64 undivided_ns;          /* not known: nothing is known of the thread */
 	__u64 partial_ns[STATE_COUNT]; /* time in intervals that are in no histogram: all of running and syscall */
 	__u64 partial_wait_ns[REASON_COUNT]; /* of waiting that began before the window */
 	__u64 partial_waits[REASON_COUNT];
 	__u64 hits[SITE_LIMIT];      /* by index into target.sites */
 	__u64 lost[LOST_COUNT];
 	__u64 cgroup_id;             /* cgroup2 id of the thread of the last event; 1 where only v1 is used */
+};
+
+/* A thread was runnable and did not run; or the world was stopped. */
+struct wait {
+	__u64 begin_ns;
+	__u64 end_ns;
+};
+
+/* samplers[tgid]: what the sampled level must know of a target. */
+struct sampler {
+	__u64 histograms[DURATION_COUNT]; /* run-time addresses; 0: the runtime has none */
+	__u64 stops[STOP_LIMIT];     /* run-time addresses at which goroutines go on, most frequent first; 0 ends the list */
+	__u8 places[STOP_LIMIT];     /* enum stop_place of each */
+	__u64 mcall;                 /* run-time address of that function */
+	struct wait stopped;         /* the world, the last time; end_ns is NO_LIMIT until all run again */
+	__u16 g_m;                   /* byte offsets */
+	__u16 m_curg;
+	__u16 g_status;
+	__u16 g_pc;                  /* of g.sched.pc */
+	__u8 other_place;            /* enum stop_place behind all calls of mcall that are not listed */
+	__u8 padding[7];
+};
+
+/* samples[slot], per CPU: monotonic, as stats. */
+struct sample_stats {
+	struct histogram sched_latency[CAUSE_COUNT];
+	struct histogram stop_the_world[DURATION_COUNT]; /* the first is not used */
+	__u64 no_wait;               /* samples of 0 ns: of what is no wait to run (see record.h) */
+	__u64 kernel_ns;             /* of all in sched_latency: the thread was runnable and not running */
+	__u64 stopped_ns;            /* the thread ran, and the world was stopped */
+	__u64 undivided_ns;          /* not known: nothing is known of the thread */
 };
 
 /* Sent for every execve on the node, where the agent looks for Go processes. */
@@ -236,12 +292,6 @@ struct off_cpu_totals {
 	__u64 run_queue_ns;          /* preempted and woken */
 	__u64 blocked_ns;
 	__u64 max_ns;                /* from off the CPU until on it again */
-};
-
-/* A thread was runnable and did not run. */
-struct wait {
-	__u64 begin_ns;
-	__u64 end_ns;
 };
 
 /* threads[tid] of processes whose threads are watched. */

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from schedtrace.errors import NotTraceable, PermissionDenied
+from schedtrace.errors import NodeUnsupported, NotTraceable, PermissionDenied
 from schedtrace.symbols.elf import SHT_NOBITS, Arch, Section, Segment, read_headers
 from schedtrace.symbols.relocations import RelativeRelocations
 
@@ -67,7 +67,8 @@ class Binary:
         """Map the ELF file at ``path``. Never blocks on a FIFO or a device.
 
         Raises NotTraceable, naming the file and the reason, for anything but a whole 64-bit little-endian
-        executable or shared object for amd64 or arm64; PermissionDenied if it may not be read.
+        executable or shared object for amd64 or arm64; PermissionDenied if it may not be read, NodeUnsupported
+        if this process may open no more.
         """
         text = os.fspath(path)
         try:
@@ -188,7 +189,7 @@ def _close(mapping: mmap.mmap) -> None:
         mapping.close()
 
 
-def _open_failure(path: str, error: Exception) -> NotTraceable | PermissionDenied:
+def _open_failure(path: str, error: Exception) -> NotTraceable | PermissionDenied | NodeUnsupported:
     if not isinstance(error, OSError):
         return NotTraceable(f"{path}: not a path to a file that can be read")
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -201,4 +202,6 @@ def _open_failure(path: str, error: Exception) -> NotTraceable | PermissionDenie
         errno.EINVAL,
     ):  # sockets; files of /sys that can't be mapped
         return NotTraceable(f"{path}: not a file that can be mapped")
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # no fault of the file's
+        return NodeUnsupported(f"{path} can't be opened: {error.strerror}; raise this process's limits")
     return NotTraceable(f"{path}: {error.strerror}")

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from schedtrace.errors import NotTraceable
 from schedtrace.symbols.binary import Arch, Binary
 from schedtrace.symbols.function import Function
@@ -31,6 +33,7 @@ _DISPLACEMENT = re.compile(r"\[(?!rip)\w+(?: \+|, #)\s?(0x[0-9a-f]+|\d+)\]")
 _AMD64_RELATIVE_OPERAND = re.compile(r"\[rip(?: ([+-]) (0x[0-9a-f]+|\d+))?\]")
 # The stack check is at most this many instructions from the entry.
 _PROLOGUE_INSTRUCTIONS = 24
+_PIECE_SIZE = 4 << 20  # bytes of code that are searched at once
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,25 @@ def call_sites(binary: Binary, function: Function) -> tuple[Call, ...]:
         for instruction in instructions(binary, function)
         if instruction.flow is Flow.CALL and instruction.target_vaddr is not None
     )
+
+
+def calls_in(binary: Binary, start: int, end: int, target: int) -> Iterator[int]:
+    """Addresses of the direct calls of ``target`` in the code from ``start`` up to ``end``."""
+    for vaddr in range(start, end, _PIECE_SIZE):
+        if binary.arch is Arch.ARM64:
+            words = np.frombuffer(binary.view(vaddr, min(_PIECE_SIZE, end - vaddr) & ~3), "<u4")
+            places = np.flatnonzero((words & 0xFC000000) == 0x94000000)
+            relative = ((words[places] & 0x3FFFFFF).astype(np.int64) ^ 0x2000000) - 0x2000000
+            hits = 4 * places[vaddr + 4 * (places + relative) == target]
+        else:
+            content = np.frombuffer(binary.view(vaddr, min(_PIECE_SIZE + 4, end - vaddr)), np.uint8)
+            places = np.flatnonzero(content[:-4] == 0xE8)
+            relative = np.zeros(len(places), np.int64)
+            for byte in range(4):
+                relative |= content[places + 1 + byte].astype(np.int64) << (8 * byte)
+            relative = (relative ^ 0x80000000) - 0x80000000
+            hits = places[vaddr + places + 5 + relative == target]
+        yield from (vaddr + place for place in hits.tolist())
 
 
 def site_of_call(binary: Binary, function: Function, call: Call, callee: str) -> Site:

@@ -22,7 +22,7 @@ import numpy as np
 
 from schedtrace.errors import NotTraceable
 from schedtrace.symbols.binary import Arch, Binary
-from schedtrace.symbols.code import Call
+from schedtrace.symbols.code import Call, calls_in
 from schedtrace.symbols.function import Function
 from schedtrace.symbols.instructions import Instruction, Register, constant_before, instructions
 
@@ -100,7 +100,7 @@ def find_status_writes(
             raise NotTraceable(f"{binary.path}: damaged: too many functions change a goroutine's status")
         return functions.setdefault(function.name, function)
 
-    called = chain.from_iterable(_calls(binary, *code, casgstatus.vaddr) for code in ranges)
+    called = chain.from_iterable(calls_in(binary, *code, casgstatus.vaddr) for code in ranges)
     for vaddr in _limited(binary, called):
         if function := owner(vaddr):
             calls.setdefault(function.name, []).append(Call(vaddr, casgstatus.vaddr))
@@ -149,25 +149,6 @@ def _swap_registers(arch: Arch, instruction: Instruction) -> tuple[Register, Reg
     if arch is Arch.ARM64:
         return frozenset({names[0], "x" + names[0][1:]}), frozenset({names[1], "x" + names[1][1:]})
     return frozenset({"eax", "rax"}), frozenset({names[-1], "r" + names[-1].strip("erd")})
-
-
-def _calls(binary: Binary, start: int, end: int, target: int) -> Iterator[int]:
-    """Addresses of the direct calls of ``target``."""
-    for vaddr in range(start, end, _CHUNK):
-        if binary.arch is Arch.ARM64:
-            words = np.frombuffer(binary.view(vaddr, min(_CHUNK, end - vaddr) & ~3), "<u4")
-            places = np.flatnonzero((words & 0xFC000000) == 0x94000000)
-            relative = ((words[places] & 0x3FFFFFF).astype(np.int64) ^ 0x2000000) - 0x2000000
-            hits = 4 * places[vaddr + 4 * (places + relative) == target]
-        else:
-            content = np.frombuffer(binary.view(vaddr, min(_CHUNK + 4, end - vaddr)), np.uint8)
-            places = np.flatnonzero(content[:-4] == 0xE8)
-            relative = np.zeros(len(places), np.int64)
-            for byte in range(4):
-                relative |= content[places + 1 + byte].astype(np.int64) << (8 * byte)
-            relative = (relative ^ 0x80000000) - 0x80000000
-            hits = places[vaddr + places + 5 + relative == target]
-        yield from (vaddr + place for place in hits.tolist())
 
 
 def _swaps(binary: Binary, start: int, end: int) -> Iterator[tuple[int, int | None]]:

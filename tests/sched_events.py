@@ -44,6 +44,33 @@ class OffCpu:
 
 
 @dataclass
+class WaitsToRun:
+    """Time in ns that goroutines were runnable until they ran, all of it, and of it while the thread that then ran them
+    was runnable and not running; and how many such waits there were."""
+
+    total_ns: int = 0
+    kernel_ns: int = 0
+    times: int = 0
+
+
+@dataclass
+class _CpuWaits:
+    """Of a thread: since when it is runnable and not running, 0 if it is not, and its waits until now."""
+
+    on_cpu: bool = False
+    since_ns: int = 0
+    waits: list[tuple[int, int]] = field(default_factory=list)
+
+    def overlap_ns(self, begin_ns: int, end_ns: int) -> int:
+        total = 0
+        for begin, end in reversed(self.waits):
+            if end <= begin_ns:
+                break
+            total += max(min(end, end_ns) - max(begin, begin_ns), 0)
+        return total
+
+
+@dataclass
 class _Thread:
     goroutine: int = 0
     changed_ns: int = 0
@@ -69,15 +96,44 @@ class SchedEvents:
 
     def off_cpu(self) -> OffCpu:
         """The account. Raises RuntimeError if the kernel has overwritten events."""
+        self._refuse_loss()
+        account, threads = OffCpu(), dict[int, _Thread]()
+        for tid, ns, event, fields in self._events():
+            _take(account, threads, tid, ns, event, fields)
+        return account
+
+    def waits_to_run(self) -> WaitsToRun:
+        """The account of waits to run, each known to a microsecond. Raises RuntimeError if events were overwritten."""
+        self._refuse_loss()
+        account, threads, since = WaitsToRun(), dict[int, _CpuWaits](), dict[str, int]()
+        for tid, ns, event, fields in self._events():
+            thread = threads.setdefault(tid, _CpuWaits())
+            if event == "sched_wakeup":
+                woken = threads.setdefault(int(fields["pid"]), _CpuWaits())
+                if not woken.on_cpu and not woken.since_ns:
+                    woken.since_ns = ns
+            elif event == "sched_switch":
+                thread.on_cpu, thread.since_ns = False, ns if fields["prev_state"].startswith("R") else 0
+                following = threads.setdefault(int(fields["next_pid"]), _CpuWaits())
+                if following.since_ns:
+                    following.waits.append((following.since_ns, ns))
+                following.on_cpu, following.since_ns = True, 0
+            elif event == "status":
+                old, new = int(fields["old"], 0), int(fields["new"], 0)
+                if new == _RUNNABLE:
+                    since[fields["g"]] = ns
+                elif old == _RUNNABLE and new == _RUNNING and (began := since.pop(fields["g"], 0)):
+                    account.times += 1
+                    account.total_ns += ns - began
+                    account.kernel_ns += thread.overlap_ns(began, ns)
+        return account
+
+    def _refuse_loss(self) -> None:
         for file in self._instance.glob("per_cpu/cpu*/stats"):
             for line in file.read_text().splitlines():
                 what, _, number = line.partition(": ")
                 if what in ("overrun", "commit overrun", "dropped events") and int(number):
                     raise RuntimeError(f"{number} events lost ({what})")
-        account, threads = OffCpu(), dict[int, _Thread]()
-        for tid, ns, event, fields in self._events():
-            _take(account, threads, tid, ns, event, fields)
-        return account
 
     def _events(self) -> Iterator[tuple[int, int, str, dict[str, str]]]:
         with (self._instance / "trace").open() as file:

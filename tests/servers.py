@@ -39,7 +39,8 @@ class Server:
 
 @contextmanager
 def started(name: str, folder: Path) -> Iterator[Server]:
-    """The server ``name`` ("nats-server", "caddy", "prometheus", "etcd"), with all its files in ``folder``."""
+    """The server ``name`` ("nats-server", "caddy", "prometheus", "etcd", or "net/http"), with all its files in
+    ``folder``."""
     with _STARTERS[name](folder) as server:
         yield server
 
@@ -181,9 +182,23 @@ def _etcd(folder: Path) -> Iterator[Server]:
         yield Server(process.pid, _http_load(port, [put, get, get]))
 
 
+@contextmanager
+def _net_http(_folder: Path) -> Iterator[Server]:
+    """A server of ours, with nothing in it but net/http; it ends with its standard input."""
+    program = toolchains.build("1.27", ROOT / "bench/golang/httpserver")
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            port = int(process.stdout.readline().rsplit(":", 1)[1])
+            yield Server(process.pid, _http_load(port, [("GET", "/", ""), ("GET", "/order?id=41", "")]))
+        finally:
+            process.kill()
+
+
 _STARTERS: Mapping[str, Callable[[Path], AbstractContextManager[Server]]] = {
     "nats-server": _nats_server,
     "caddy": _caddy,
     "prometheus": _prometheus,
     "etcd": _etcd,
+    "net/http": _net_http,
 }

@@ -15,6 +15,16 @@ from tests.workload import Facts, Workload, binary
 PROGRAM = "introspected"
 OWNER: Labels = ("", "", "", PROGRAM)
 LATENCIES = "schedtrace_runtime_sched_latency_seconds"
+STOPS = {
+    "schedtrace_runtime_stop_the_world_seconds": {
+        "gc": "/sched/pauses/total/gc:seconds",
+        "other": "/sched/pauses/total/other:seconds",
+    },
+    "schedtrace_runtime_stopping_seconds": {
+        "gc": "/sched/pauses/stopping/gc:seconds",
+        "other": "/sched/pauses/stopping/other:seconds",
+    },
+}
 STRIPPED = {"1.21": False, "1.27": True}
 
 
@@ -43,12 +53,24 @@ def test_counts_of_the_runtime(version: str, tmp_path: Path) -> None:
                 both = [target.run() for target in (stays, ends)]
 
                 def has_all() -> Scrape | None:
+                    both[:] = [target.run() for target in (stays, ends)]  # the first time, some are still about to end
                     scrape = watching.scrape()
                     goroutines = scrape.value("schedtrace_goroutines", OWNER)
                     return scrape if goroutines == sum(facts["goroutines"] for facts in both) else None
 
                 scrape = wait_for(has_all, "the goroutines of both", 20)
                 assert scrape.value("schedtrace_gomaxprocs", OWNER) == 4 + 3
+                assert scrape.total("schedtrace_runtime_processors", OWNER) == 4 + 3
+                assert scrape.total("schedtrace_runtime_threads", OWNER) == sum(facts["threads"] for facts in both)
+                cycles = sum(facts["/gc/cycles/total:gc-cycles"] for facts in both)
+                assert scrape.value("schedtrace_runtime_gc_cycles_total", OWNER) == cycles > 0
+                goals = sum(facts["/gc/heap/goal:bytes"] for facts in both)
+                assert scrape.value("schedtrace_runtime_heap_goal_bytes", OWNER) == goals
+                for metric, names in STOPS.items():
+                    for reason, name in names.items():
+                        if name in both[0]:
+                            printed = sum(sum(facts[name]["counts"]) for facts in both)
+                            assert scrape.total(f"{metric}_count", OWNER, reason=reason) == printed
                 at_least = sum(samples(facts) for facts in both)
                 assert at_least <= exported(scrape)
                 assert exported(scrape) <= sum(sum(f["/sched/latencies:seconds"]["counts"]) for f in both) + 20

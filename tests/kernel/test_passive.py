@@ -17,12 +17,13 @@ import pytest
 
 from schedtrace.errors import NotTraceable, PermissionDenied
 from schedtrace.image import open_image
-from schedtrace.passive import PassiveReader, RuntimeState
+from schedtrace.passive import PassiveReader
 from schedtrace.patience import Patience
 from schedtrace.process_memory import Places
 from schedtrace.procfs import Process, open_process
 from schedtrace.runtime_histogram import RuntimeHistogram
 from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
+from schedtrace.runtime_state import RuntimeState
 from tests.unit.forms import old_extension, without_sections
 from tests.workload import GOLANG, Facts, Workload, binary
 from tools import pgo, toolchains
@@ -290,7 +291,8 @@ def test_target_that_may_not_be_read() -> None:
     program = """
 import os, sys
 from schedtrace.errors import PermissionDenied
-from schedtrace.passive import PassiveReader, RuntimeState
+from schedtrace.passive import PassiveReader
+from schedtrace.runtime_state import RuntimeState
 from schedtrace.procfs import open_process
 from schedtrace.runtime_plan import make_runtime_plan
 with open_process(int(sys.argv[1])) as process:
@@ -391,11 +393,12 @@ def test_counters_that_go_back() -> None:
         target.run()
         state = reader.read()
         assert state is not None
-        more = tuple(n + 1 for n in state.sched_latency.counts)
+        more = tuple(n + 1_000 for n in state.sched_latency.counts)
+        reader._pieces = []  # else a program that has done nothing since is not looked at
         reader._last = replace(state, sched_latency=replace(state.sched_latency, counts=more))
         with pytest.raises(NotTraceable, match="its count of latencies went back"):
             reader.read()
-        reader._last = replace(state, gc_cycles=(state.gc_cycles or 0) + 1)
+        reader._last = replace(state, gc_cycles=(state.gc_cycles or 0) + 1_000)
         with pytest.raises(NotTraceable, match="its count of collections went back"):
             reader.read()
 

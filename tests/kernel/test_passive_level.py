@@ -31,9 +31,9 @@ def watched(level: PassiveLevel, target: Workload, plan: RuntimePlan = PLAN) -> 
 
 
 def latencies(level: PassiveLevel, target: Workload) -> Histogram:
-    found = level.latencies(target.pid)
+    found = level.totals(target.pid)
     assert found is not None
-    return found
+    return found.sched_latency
 
 
 def test_watched_again() -> None:
@@ -41,14 +41,14 @@ def test_watched_again() -> None:
     level = PassiveLevel(told)
     with Workload(binary("introspect")) as target:
         with watched(level, target):
-            assert (level.state(target.pid), level.latencies(target.pid)) == (None, None)
+            assert (level.state(target.pid), level.totals(target.pid)) == (None, None)
             target.run()
             level.read()
             state = level.state(target.pid)
             assert state is not None
             assert latencies(level, target) == state.sched_latency.histogram
             assert latencies(level, target).count > 500
-        assert (level.state(target.pid), level.latencies(target.pid)) == (None, None)
+        assert (level.state(target.pid), level.totals(target.pid)) == (None, None)
         with watched(level, target):  # as when it has been moved to another cgroup
             level.read()
             assert latencies(level, target).count < 50
@@ -80,7 +80,7 @@ def test_given_up_and_gone() -> None:
             level.read()
             assert level.state(right_one.pid)
             assert level.state(wrong_one.pid) is None
-            assert level.latencies(wrong_one.pid) is None
+            assert level.totals(wrong_one.pid) is None
             assert level.state(short_one.pid) is None
             assert latencies(level, short_one) == last  # until it is dropped
     ((pid, reason),) = told

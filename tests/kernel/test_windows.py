@@ -22,8 +22,6 @@ from tests.workload import Workload, binary
 SECOND = 1_000_000_000
 ENDLESS = 10**9  # round trips
 LIMIT = 2_000  # hits
-STORM_NS = 50_000_000
-"""What a storm may cost the target before its window is closed."""
 AFTER_SECONDS = 5.0
 
 
@@ -126,7 +124,6 @@ def test_nothing_is_left_of_a_window_in_the_next(session: Session, plan: ProbePl
 
 def test_storm(session: Session, plan: ProbePlan, program: Path) -> None:
     """From idle to as many transitions as there can be, on all CPUs."""
-    costs = target.measure_costs(session, plan.mode, (True, False))
     with Workload(program, "-n", ENDLESS, "-procs", os.cpu_count()) as load:
         text = TargetText.of(load.pid, program)
         window = open_window(session, plan, 20 * SECOND, {load: LIMIT})
@@ -142,9 +139,6 @@ def test_storm(session: Session, plan: ProbePlan, program: Path) -> None:
     check(counted, len(snapshot.goroutines))
     overshoot = 15 * (os.cpu_count() or 1) * sum(n > 0 for n in counted.hits)
     assert LIMIT - overshoot <= sum(counted.transitions.values()) <= LIMIT + overshoot
-    cost_ns = target.overhead_ns(plan, counted.hits, costs)
-    assert cost_ns
-    assert cost_ns <= STORM_NS
 
 
 def test_storm_while_nobody_looks(session: Session, plan: ProbePlan, program: Path) -> None:

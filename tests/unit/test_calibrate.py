@@ -29,8 +29,9 @@ def test_sites_of_amd64() -> None:
     assert [[found[address] for address in three] for three in before] == [
         ["mov rax, rdi", f"mov ebx, {old}", f"mov ecx, {new}"] for old, new in ((2, 4), (4, 1), (1, 2))
     ]
-    assert found[addresses[-3]] == "jne 7"
-    assert found[7] == "mov rax, rdi"
+    assert [found[address] for address in addresses[-4:]] == ["jne 0xc", "pop r14", "pop rbx", "ret"]
+    assert [found[address] for address in addresses[:3]] == ["push rbx", "push r14", "mov r14, rdi"]
+    assert found[12] == "mov rax, rdi"
 
 
 def test_sites_of_arm64() -> None:
@@ -40,8 +41,9 @@ def test_sites_of_arm64() -> None:
     assert [(found[site - 8], found[site - 4]) for site in ARM64[0].emulated] == [
         (f"mov w1, #{old}", f"mov w2, #{new}") for old, new in ((2, 4), (4, 1), (1, 2))
     ]
-    assert found[100] == "b.ne #0xc"
-    assert found[12] == "mov w1, #2"
+    assert [found[address] for address in list(found)[-3:]] == ["b.ne #0x14", "ldr x28, [sp], #0x10", "ret"]
+    assert [found[address] for address in list(found)[:2]] == ["str x28, [sp, #-0x10]!", "mov x28, x0"]
+    assert found[20] == "mov w1, #2"
 
 
 @pytest.mark.parametrize("loops", [1, 1000])

@@ -104,7 +104,7 @@ def test_what_the_agent_may_do() -> None:
         "runAsGroup": 0,
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"], "add": ["BPF", "PERFMON", "SYS_PTRACE"]},
+        "capabilities": {"drop": ["ALL"], "add": ["BPF", "PERFMON", "SYS_PTRACE", "SYS_NICE"]},
         "appArmorProfile": {"type": "Unconfined"},
     }
     assert spec["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}

@@ -15,10 +15,40 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from schedtrace.exporter import DEFAULT_MAX_SERIES, Exporter
 from schedtrace.histogram import SLOTS, Histogram
+from schedtrace.runtime_histogram import RuntimeHistogram
+from schedtrace.runtime_state import Processor, RuntimeState, RuntimeTotals
 from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
 from schedtrace.window import CAUSES
 
 LABELS = Labels("shop", "cart-5d9f-x2x", "server", "cart")
+RUNTIMES = (
+    RuntimeState(
+        sched_latency=RuntimeHistogram((), 0, 0),
+        stop_the_world={},
+        gomaxprocs=3,
+        goroutines=1_200,
+        threads=9,
+        idle_threads=4,
+        processors=(Processor(0, "running", 5), Processor(1, "idle", 0), Processor(2, "running", 2)),
+        idle_processors=1,
+        run_queue=11,
+        gc_cycles=17,
+        heap_goal_bytes=1 << 22,
+    ),
+    RuntimeState(
+        sched_latency=RuntimeHistogram((), 0, 0),
+        stop_the_world={},
+        gomaxprocs=1,
+        goroutines=34,
+        threads=2,
+        idle_threads=1,
+        processors=(Processor(0, "gcstop", 1),),
+        idle_processors=0,
+        run_queue=0,
+        gc_cycles=None,
+        heap_goal_bytes=None,
+    ),
+)
 EMPTY = NodeView((), {}, {})
 parse_openmetrics: Callable[[str], Iterable[Metric]] = openmetrics_parser.text_string_to_metric_families
 generate_openmetrics, _ = choose_encoder("application/openmetrics-text; version=1.0.0")
@@ -64,9 +94,13 @@ def series(
         off_cpu={"preempted": histogram(seed + 4)},
         lost={"goroutines full": 3},
         overhead_ns=2_000_000,
-        runtime_sched_latency=histogram(seed + 3),
+        runtime=RuntimeTotals(
+            histogram(seed + 3),
+            {"stopped_gc": histogram(seed + 4), "stopping_gc": histogram(seed + 5), "stopped_other": Histogram()},
+            gc_cycles=17,
+        ),
     )
-    return Series(labels, totals, infos, 11, 13, 0.25, 17_000_000_000, 4, 1_234)
+    return Series(labels, totals, infos, 11, 13, 0.25, 17_000_000_000, RUNTIMES)
 
 
 def exporter(*view: Series, max_series: int = DEFAULT_MAX_SERIES) -> Exporter:
@@ -155,6 +189,13 @@ def test_every_name_kind_and_label() -> None:
         "schedtrace_thread_run_queue_seconds": "histogram",
         "schedtrace_goroutine_off_cpu_seconds": "histogram",
         "schedtrace_runtime_sched_latency_seconds": "histogram",
+        "schedtrace_runtime_stop_the_world_seconds": "histogram",
+        "schedtrace_runtime_stopping_seconds": "histogram",
+        "schedtrace_runtime_gc_cycles_total": "counter",
+        "schedtrace_runtime_heap_goal_bytes": "gauge",
+        "schedtrace_runtime_processors": "gauge",
+        "schedtrace_runtime_run_queue": "gauge",
+        "schedtrace_runtime_threads": "gauge",
         "schedtrace_gomaxprocs": "gauge",
         "schedtrace_goroutines": "gauge",
         "schedtrace_cfs_throttled_seconds_total": "counter",
@@ -176,6 +217,15 @@ def test_every_name_kind_and_label() -> None:
         f'schedtrace_goroutine_transitions_total{{{base},from="running",to="waiting"}} 7',
         f'schedtrace_goroutine_state_seconds_total{{{base},state="running"}} 1.5',
         f'schedtrace_goroutine_state_seconds_total{{{base},state="waiting"}} 1e-09',
+        f"schedtrace_runtime_gc_cycles_total{{{base}}} 17",
+        f"schedtrace_runtime_heap_goal_bytes{{{base}}} 4194304",
+        f'schedtrace_runtime_processors{{{base},state="idle"}} 1',
+        f'schedtrace_runtime_processors{{{base},state="running"}} 2',
+        f'schedtrace_runtime_processors{{{base},state="gcstop"}} 1',
+        f'schedtrace_runtime_run_queue{{{base},queue="global"}} 11',
+        f'schedtrace_runtime_run_queue{{{base},queue="local"}} 8',
+        f'schedtrace_runtime_threads{{{base},state="idle"}} 5',
+        f'schedtrace_runtime_threads{{{base},state="other"}} 6',
         f"schedtrace_gomaxprocs{{{base}}} 4",
         f"schedtrace_goroutines{{{base}}} 1234",
         f"schedtrace_cfs_throttled_seconds_total{{{base}}} 17.0",
@@ -247,7 +297,7 @@ def test_a_pod_with_everything_fits_many_times_by_default() -> None:
     exporter_of_55 = exporter(*(series(Labels("n", f"p{i}", "c", "x"), totals=totals) for i in range(55)))
     list(exporter_of_55.collect())
     assert exporter_of_55.left_out == 0
-    assert DEFAULT_MAX_SERIES == 50_000
+    assert DEFAULT_MAX_SERIES == 60_000
 
 
 def per_series() -> int:
@@ -262,7 +312,7 @@ def pods_of(collector: Exporter) -> list[str]:
 
 def test_whole_sets_of_labels_are_left_out_and_counted() -> None:
     each = per_series()
-    assert each == 27 * 6 + 2 + 2 + 2 + 2 + 2 + 1 + 1 + 1 + 2
+    assert each == 27 * 8 + 2 + 2 + 2 + 2 + 2 + 1 + 1 + 1 + 2 + (1 + 1 + 4 + 2 + 2)
     pods = tuple(series(Labels("n", f"p{i}", "c", "x")) for i in (4, 2, 0, 3, 1))
     limited = exporter(*pods, max_series=3 * each + each - 1)
     assert pods_of(limited) == ["p0", "p1", "p2"]

@@ -13,7 +13,7 @@ AGENT = ROOT / "agent"
 SYMBOLS = ROOT / "symbols"
 SOURCES = sorted([*AGENT.rglob("*.py"), *SYMBOLS.rglob("*.py")])
 # Modules that only compute: fed and read by others, so that they can be tested with plain values.
-_PURE = {"heap_goal", "histogram", "runtime_histogram", "series", "window", "verdict"}
+_PURE = {"heap_goal", "histogram", "runtime_histogram", "runtime_state", "series", "window", "verdict"}
 PURE = sorted(_PURE & {path.stem for path in AGENT.glob("*.py")})
 # What a module can import that does no I/O.
 PURE_MAY_IMPORT = {
@@ -96,7 +96,7 @@ def test_only_symbols_reads_executables_with_libraries(library: str) -> None:
 
 def test_only_plans_call_symbols() -> None:
     callers = {name for name in importers("schedtrace.symbols") if name.startswith("agent/")}
-    assert callers <= {"agent/plan.py", "agent/runtime_plan.py"}
+    assert callers <= {"agent/plan.py", "agent/runtime_plan.py", "agent/sampled_plan.py"}
 
 
 def test_symbols_knows_nothing_of_the_agent_but_its_errors() -> None:

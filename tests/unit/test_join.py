@@ -10,7 +10,7 @@ from schedtrace.abi import LostReason, WakeCause
 from schedtrace.histogram import Histogram
 from schedtrace.session import Snapshot
 from schedtrace.thread_watch import ThreadSnapshot
-from schedtrace.window import OffCpuTotals
+from schedtrace.window import LivingGoroutine, OffCpuTotals
 
 REASONS = ("", "", "IO wait", "sleep")
 IO_WAIT, SLEEP = 2, 3
@@ -109,6 +109,51 @@ def test_functions_add_up_the_dead_and_the_living() -> None:
 def test_nothing_at_all() -> None:
     counts = join.counts(Snapshot(0, _stats(), {}, _array(), 0), (), NAMES.get)
     assert (counts.transitions, counts.states, counts.functions, counts.goroutines) == ({}, (), (), 0)
+
+
+def _keys(*addresses: int) -> Any:
+    keys = np.zeros(len(addresses), np.dtype(abi.GoroutineKey))
+    keys["g"] = addresses
+    return keys
+
+
+def test_those_stand_out_that_come_first_by_any_order() -> None:
+    idle = [_goroutine(State.WAITING, 99 * MS, 0x1000, SLEEP) for _ in range(50)]
+    long_wait = _goroutine(State.RUNNING, 99 * MS, 0x1000, max_runnable_ns=40 * MS)
+    many_waits = _goroutine(State.RUNNING, 99 * MS, 0x1000, runnable_ns=70 * MS)
+    waits_now = _goroutine(State.RUNNABLE, 10 * MS, 0x1000)
+    stuck = _goroutine(State.WAITING, 1 * MS, 0x1000, IO_WAIT)
+    living = _array(*idle[:20], long_wait, *idle[20:30], many_waits, stuck, *idle[30:], waits_now)
+    assert join.standing_out(living, 100 * MS, 1).tolist() == [32, 53]
+    assert {20, 31, 32, 53} <= set(join.standing_out(living, 100 * MS, 2).tolist())
+    assert join.standing_out(_array(), 100 * MS).tolist() == []
+    assert join.standing_out(_array(stuck, *idle[:2]), 100 * MS, 3).tolist() == [0, 1, 2]
+
+
+def test_what_goes_on_is_told_only_if_both_looks_found_the_same() -> None:
+    before = _array(
+        _goroutine(State.RUNNABLE, 40 * MS, 0x1000, runs=3, runnable_ns=5 * MS, max_runnable_ns=4 * MS),
+        _goroutine(State.WAITING, 90 * MS, 0x2000, IO_WAIT, runnable_ns=5 * MS, max_runnable_ns=4 * MS),
+        _goroutine(State.RUNNABLE, 1 * MS, 0x1000),  # half of a move: since when is that of the state before
+        _goroutine(State.RUNNING, 80 * MS, 0),
+        _goroutine(State.RUNNING, 80 * MS, 0x1000),
+        _goroutine(0xFF, 0, 0x1000),
+    )
+    again = [
+        *before[:2],
+        _array(_goroutine(State.RUNNABLE, 99 * MS, 0x1000, runs=1, runnable_ns=2 * MS, max_runnable_ns=2 * MS))[0],
+        before[3],
+        None,
+        before[5],
+    ]
+    snapshot = Snapshot(100 * MS, _stats(), {}, before, 0, _keys(16, 32, 48, 64, 80, 96))
+    told = join.living_goroutines(snapshot, range(6), again, REASONS, NAMES.get)
+    assert told == (
+        LivingGoroutine(16, "main.worker", "runnable", "", 60 * MS, 3, 65 * MS, 60 * MS),
+        LivingGoroutine(32, "net/http.(*conn).serve", "waiting", "IO wait", 10 * MS, 0, 5 * MS, 4 * MS),
+        LivingGoroutine(48, "main.worker", "", "", None, 1, 2 * MS, 2 * MS),
+        LivingGoroutine(64, "(unknown)", "running", "", 20 * MS, 0, 0, 0),
+    )
 
 
 def _off_cpu(times: int, run_queue_ns: int, blocked_ns: int, max_ns: int) -> Any:

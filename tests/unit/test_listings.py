@@ -5,17 +5,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from schedtrace.abi import ProbeKind
+from schedtrace.abi import Duration, ProbeKind, StopPlace
 from schedtrace.cgroups import CpuStat
 from schedtrace.check import Finding, NodeReport
 from schedtrace.discovery import GoProcess, Scan
 from schedtrace.listings import Listing, check_listing, inspect_listing, list_listing
 from schedtrace.plan import Probe, ProbePlan
 from schedtrace.pods import Owner
+from schedtrace.sampled_plan import SampledPlan
+from schedtrace.symbols.code import Site
 from schedtrace.symbols.layout import Layout
 
 ROOT = Path(__file__).parents[2]
 SETTINGS: Mapping[str, str] = {"-trimpath": "true"}
+
+
+SAMPLED = SampledPlan(
+    "runtime.(*timeHistogram).record",
+    Site(3, 0x416A23, 0x16A23, "jl 0x416a4a", emulated=True),
+    {Duration.RUN: 0x544E28, Duration.STOPPED_GC: 0x545D68},
+    ((0x47751D, StopPlace.PARK), (0x44E2BB, StopPlace.YIELD)),
+    0x47AD20,
+    StopPlace.UNKNOWN,
+    ("some stops of the world",),
+)
 
 
 def plan(layout: Layout | None, *probes: Probe, notes: tuple[str, ...] = ()) -> ProbePlan:
@@ -32,6 +45,7 @@ def plan(layout: Layout | None, *probes: Probe, notes: tuple[str, ...] = ()) -> 
         probes=probes,
         unseen=("system calls: a goroutine in one counts as running",),
         notes=notes,
+        sampled_obstacle="the compiler copied it",
     )
 
 
@@ -51,6 +65,8 @@ def process(pid: int, name: str, container: str = "", obstacle: str = "") -> GoP
         owner=Owner("", "", container[:12], "", container),
         level="" if obstacle else "full",
         obstacle=obstacle,
+        levels=() if obstacle else ("full",),
+        sampled_obstacle="" if obstacle else "the compiler copied it",
     )
 
 
@@ -86,6 +102,9 @@ def test_inspect() -> None:
         "Can't be seen",
         "  - system calls: a goroutine in one counts as running",
         "",
+        "Sampled level  attach --level sampled",
+        "  not possible: the compiler copied it",
+        "",
         "Notes",
         "  - a fork of Go",
     ]
@@ -106,6 +125,33 @@ def test_inspect() -> None:
     assert listing.json["schema"] == "schedtrace.inspect/1"
     assert listing.json["build_id"] is None
     assert listing.json["settings"] == {"-trimpath": "true"}
+    assert listing.json["levels"] == ["full"]
+    assert listing.json["sampled"] is None
+    assert listing.json["sampled_obstacle"] == "the compiler copied it"
+
+
+def test_inspect_tells_of_the_sampled_level() -> None:
+    listing = inspect_listing(replace(plan(None), sampled=SAMPLED, sampled_obstacle=""))
+    assert narrow(listing)[-4:] == [
+        "",
+        "Sampled level  attach --level sampled",
+        "  one probe: runtime.(*timeHistogram).record, +3 jl 0x416a4a, at 0x416a23",
+        "  - can't be seen: some stops of the world",
+    ]
+    assert listing.json["levels"] == ["sampled", "full"]
+    assert listing.json["sampled"] == {
+        "function": "runtime.(*timeHistogram).record",
+        "vaddr": 0x416A23,
+        "file_offset": 0x16A23,
+        "site": "+3 jl 0x416a4a",
+        "emulated": True,
+        "histograms": {"run": 0x544E28, "stopped_gc": 0x545D68},
+        "stops": [{"vaddr": 0x47751D, "place": "park"}, {"vaddr": 0x44E2BB, "place": "yield"}],
+        "unseen": ["some stops of the world"],
+    }
+    dear = replace(SAMPLED, site=replace(SAMPLED.site, emulated=False))
+    lines = narrow(inspect_listing(replace(plan(None), sampled=dear)))
+    assert lines[-2] == "  dear: the kernel single-steps this instruction"
 
 
 def test_inspect_without_a_layout() -> None:
@@ -115,17 +161,18 @@ def test_inspect_without_a_layout() -> None:
 
 
 def test_list() -> None:
-    scan = Scan(
-        (process(7, "app", "4ab7" * 16), process(12, "proxy", obstacle="it is packed")), 3, may_ptrace=False
-    )
+    processes = (process(7, "app", "4ab7" * 16), process(9, "app"), process(12, "proxy", obstacle="it is packed"))
+    scan = Scan(processes, 3, may_ptrace=False)
     listing = list_listing(scan)
     assert narrow(listing) == [
         "  PID  name   Go      threads  GOMAXPROCS  limit  throttled  pod or container",
         "    7  app    1.27.3    1,200           4   0.50     1.50 s  4ab74ab74ab7",
+        "    9  app    1.27.3    1,200               none",
         "   12  proxy  1.27.3    1,200               none",
         "",
-        "1 of 2 can be watched at full level.",
+        "2 of 3 can be watched at full level, 0 at sampled level.",
         "  - 12 (proxy): it is packed",
+        "  - no sampled level, since the compiler copied it: 7 (app), 9 (app)",
         "3 processes can't be looked into without CAP_SYS_PTRACE: run as root.",
     ]
     assert listing.json["schema"] == "schedtrace.list/1"
@@ -149,7 +196,9 @@ def test_list() -> None:
         "throttled_periods": 3,
         "throttled_seconds": 1.5,
         "level": "full",
+        "levels": ["full"],
         "obstacle": "",
+        "sampled_obstacle": "the compiler copied it",
     }
 
 

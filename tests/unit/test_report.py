@@ -1,4 +1,4 @@
-"""The summary, the live view and the interval lines of made-up windows; and their JSON."""
+"""The summary and the interval lines of made-up windows; and their JSON."""
 
 import io
 import json
@@ -10,101 +10,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from schedtrace.histogram import SLOTS, Histogram
-from schedtrace.report import IntervalLines, live_view, summary
+from schedtrace.histogram import Histogram
+from schedtrace.report import IntervalLines, summary
 from schedtrace.report_json import window_json
-from schedtrace.window import (
-    CAUSES,
-    FunctionTotals,
-    OffCpuTotals,
-    ProbeHits,
-    StateTime,
-    Target,
-    Throttling,
-    Window,
-)
+from schedtrace.window import ProbeHits, Samples, StateTime, Throttling, WaitParts, Window
+from tests.unit.windows import CHANNEL, NETWORK, POD, RUN_QUEUE, example, function, slots
 
 ROOT = Path(__file__).parents[2]
-POD = "/kubepods/burstable/pod0f6a3c7e-5f0d-4c1e-9b3a-2d8e7f6a5b4c/" + "4ab7" * 16
-
-
-def slots(**counts: int) -> tuple[int, ...]:
-    return tuple(counts.get(f"s{k}", 0) for k in range(SLOTS))
-
-
-NETWORK = Histogram(slots(s0=1, s3=2000, s12=3), sum_ns=19_000_000, max_ns=3_690_000)
-CHANNEL = Histogram(slots(s1=40, s5=2), sum_ns=150_000, max_ns=28_800)
-RUN_QUEUE = Histogram(slots(s2=400, s10=5), sum_ns=5_040_000, max_ns=922_000)
-
-
-def function(name: str, scale: int) -> FunctionTotals:
-    return FunctionTotals(
-        function=name,
-        goroutines=12 * scale,
-        created=scale,
-        exits=scale,
-        parks=1000 * scale,
-        readies=1000 * scale,
-        runs=2000 * scale,
-        preempted=3,
-        yielded=4,
-        switches=5,
-        syscalls=6,
-        runnable_ns=20_000_000 * scale,
-        running_ns=7,
-        waiting_ns=3_000_000_000 * scale,
-        syscall_ns=8,
-        max_runnable_ns=1_500_000 * scale,
-        max_waiting_ns=500_000_000 * scale,
-    )
 
 
 @pytest.fixture
 def window() -> Window:
-    return Window(
-        target=Target(
-            pid=1234,
-            exe="/opt/nats/nats-server",
-            name="nats-server",
-            go_version="go1.27.2",
-            level="full",
-            mode="casgstatus",
-            symbols="symtab",
-            cgroup_path=POD,
-            cgroup_hierarchy="cpu,cpuacct",
-            cgroup_id=59,
-            quota_cores=0.5,
-        ),
-        duration_ns=10_000_000_000,
-        transitions={("waiting", "runnable"): 2046, ("running", "waiting"): 2050},
-        sched_latency={"channel": CHANNEL, "network": NETWORK},
-        wait={"IO wait": RUN_QUEUE},
-        states=(
-            StateTime("waiting", "IO wait", 410_000_000_000, 99),
-            StateTime("runnable", "", 700_000_000, 123_460),
-            StateTime("running", "", 3_200_000_000, 123_456),
-        ),
-        functions=(
-            function("main.main", 1),
-            function("github.com/nats-io/nats-server/v2/server.(*client).readLoop", 5),
-        ),
-        run_queue=RUN_QUEUE,
-        off_cpu={"preempted": RUN_QUEUE, "blocked": CHANNEL, "woken": Histogram()},
-        off_cpu_functions=(OffCpuTotals("main.main", 447, 5_040_000, 150_000, 922_000),),
-        threads=12,
-        goroutines=41,
-        probes=(
-            ProbeHits("runtime.preemptPark", "+10 push rbp", True, 0),
-            ProbeHits("runtime.casgstatus", "+0 push rbp", True, 4096),
-            ProbeHits("runtime.coroswitch_m", "+0 cmp rsp", False, 3),
-        ),
-        foreign_hits=17,
-        unseen=("system calls: a goroutine in one counts as running",),
-        lost={"interval_began_before_window": 23, "inconsistent_state": 0},
-        throttling=Throttling(periods=100, throttled_periods=62, throttled_ns=1_400_000_000),
-        overhead_ns=21_000_000,
-        ended="the duration is over",
-    )
+    return example()
 
 
 def test_the_whole_summary(window: Window) -> None:
@@ -284,16 +201,101 @@ def test_hostile_names_stay_text(window: Window) -> None:
     assert len(text.split("\n")) == len(printed(window).split("\n")) - 2  # one function less in two tables
 
 
-def test_the_live_view_stands_for_itself_in_24_lines(window: Window) -> None:
-    histograms = {cause: Histogram(slots(s4=i + 1), (i + 1) * 9000, 12_000) for i, cause in enumerate(CAUSES)}
-    states = tuple(StateTime("waiting", f"reason {i}", 10**9 - i, 2) for i in range(20))
-    shown = live_view(replace(window, sched_latency=histograms, states=states, ended="")).plain.split("\n")
-    first = "\n".join(shown[:24])
-    assert "THROTTLED" in first
-    assert re.search(r"^  threads, for a CPU +405 ", first, re.MULTILINE)
-    assert re.search(r"^  all +66 ", first, re.MULTILINE)
-    assert re.search(r"^  \(others\)", first, re.MULTILINE)
-    assert shown[24] == "Who waited to run most  by the function the goroutine began with"
+def test_what_waits_were_for(window: Window) -> None:
+    text = printed(replace(window, wait_parts=WaitParts(20_000_000, 5_000_000, None, 1_000_000)))
+    lines = text.split("\n")
+    start = lines.index("What they waited for  of all time that goroutines waited to run")
+    assert [line.split("  ")[1:3] for line in lines[start + 2 : start + 5]] == [
+        [" 70 %", "in Go's queues, or while the world was stopped"],
+        [" 25 %", "for the kernel to run the thread that was to run them"],
+        ["5.0 %", "not known which"],
+    ]
+    result = window_json(replace(window, wait_parts=WaitParts(20_000_000, 5_000_000, None, 1_000_000)))
+    assert result["sched_delay_seconds"] == {
+        "go_queue": 0.014,
+        "kernel_run_queue": 0.005,
+        "stop_the_world": None,
+        "unknown": 0.001,
+    }
+    assert window_json(window)["sched_delay_seconds"] is None
+
+
+@pytest.fixture
+def sampled(window: Window) -> Window:
+    """The same at the sampled level."""
+    samples = Samples(
+        sched_latency={"channel": CHANNEL, "network": NETWORK},
+        no_wait=7,
+        stop_the_world={"stopping_gc": Histogram(), "stopped_gc": RUN_QUEUE},
+        parts=WaitParts(19_150_000, 10_000_000, 1_000_000, 150_000),
+    )
+    target = replace(window.target, level="sampled", mode="record")
+    return replace(
+        window, target=target, transitions={}, sched_latency={}, wait={}, states=(), functions=(), samples=samples
+    )
+
+
+def test_the_summary_of_samples(sampled: Window) -> None:
+    text = printed(sampled)
+    lines = text.split("\n")
+    assert "sampled level (record, symtab)" in lines[0]
+    assert "goroutines on" not in text
+    assert re.search(r"^watched for 10.0 s; \d+ threads; ", text, re.MULTILINE)
+    start = lines.index("Goroutines waiting to run, a sample  by what made them runnable")
+    assert lines[start + 1 : start + 5] == [
+        "  cause    samples     p50     p90     p99      max     mean",
+        "  network    2,004  6.0 µs  7.6 µs  8.0 µs  3.69 ms  9.48 µs",
+        "  channel       42  1.5 µs  1.9 µs   26 µs  28.8 µs  3.57 µs",
+        "  all        2,046  6.0 µs  7.6 µs  8.0 µs  3.69 ms  9.36 µs",
+    ]
+    assert "every eighth time" in " ".join(text.split())
+    parts = lines.index("What they waited for  of all time that the sample's goroutines waited to run")
+    assert lines[parts + 1 : parts + 6] == [
+        "  share  what                                                      time",
+        "   42 %  for another goroutine to stop running (Go's queues)    8.00 ms",
+        "   52 %  for the kernel to run the thread that was to run them  10.0 ms",
+        "  5.2 %  for the world to be started again                      1.00 ms",
+        "  0.8 %  not known which                                         150 µs",
+    ]
+    stops = lines.index("Stops of the world  all; until the last has stopped, and until all run again")
+    assert lines[stops + 2].split()[:4] == ["stopped", "for", "GC", "405"]
+    assert "stopping for GC" not in text
+    assert "Where goroutines spend" not in text
+    assert "Who waited" not in text
+
+
+def test_the_summary_of_no_samples(sampled: Window) -> None:
+    text = printed(replace(sampled, samples=Samples({}, 0, {}, WaitParts(0, 0, 0, 0))))
+    assert "none of the sample ran in this time" in text
+    assert "What they waited for" not in text
+    assert "Stops of the world" not in text
+    text = printed(replace(sampled, samples=Samples({}, 0, {"stopped_gc": Histogram()}, WaitParts(0, 0, 0, 0))))
+    assert re.search(r"Stops of the world.*\n  none\n", text)
+
+
+def test_interval_lines_of_samples(sampled: Window) -> None:
+    titles, line = IntervalLines().next_line(sampled).split("\n")
+    assert titles.split()[:2] == ["time", "samples/s"]
+    assert line.split()[:3] == ["10.0", "s", "205"]
+
+
+def test_the_json_of_samples(sampled: Window) -> None:
+    result = window_json(sampled)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    for key in ("transitions", "sched_latency", "sched_delay_seconds", "wait", "states", "top", "goroutines"):
+        assert result[key] is None
+    samples = result["samples"]
+    assert samples["sched_latency"]["count"] == 2046
+    assert set(samples["sched_latency"]["by_cause"]) == {"channel", "network"}
+    assert samples["no_wait"] == 7
+    assert samples["sched_delay_seconds"] == {
+        "go_queue": pytest.approx(0.008),
+        "kernel_run_queue": 0.01,
+        "stop_the_world": 0.001,
+        "unknown": 0.00015,
+    }
+    assert samples["stop_the_world"]["stopped_gc"]["count"] == 405
+    assert samples["stop_the_world"]["stopping_gc"]["max_seconds"] is None
 
 
 def test_interval_lines_tell_what_is_new(window: Window) -> None:
@@ -398,7 +400,7 @@ def test_json_of_a_window_in_which_nothing_happened(window: Window) -> None:
     assert result["target"]["cgroup"]["cpu_quota_cores"] is None
 
 
-def test_every_key_of_the_json_is_documented(window: Window) -> None:
+def test_every_key_of_the_json_is_documented(window: Window, sampled: Window) -> None:
     documented = (ROOT / "docs/json.md").read_text()
 
     def keys(value: object) -> set[str]:
@@ -410,5 +412,6 @@ def test_every_key_of_the_json_is_documented(window: Window) -> None:
             return set().union(*map(keys, value))
         return set()
 
-    missing = {key for key in keys(window_json(window)) if f"`{key}`" not in documented}
+    shown = keys(window_json(window)) | keys(window_json(sampled))
+    missing = {key for key in shown if f"`{key}`" not in documented}
     assert missing == set()

@@ -1,6 +1,7 @@
 """Totals add up."""
 
 from schedtrace.histogram import Histogram
+from schedtrace.runtime_state import RuntimeTotals
 from schedtrace.series import SeriesTotals
 
 
@@ -38,3 +39,17 @@ def test_sum() -> None:
     assert {reason: h.sum_ns for reason, h in total.off_cpu.items()} == {"preempted": 11_000, "woken": 10}
     assert (total.lost, total.overhead_ns) == ({"inconsistent_state": 1}, 10)
     assert SeriesTotals() + first == first
+
+
+def test_sum_of_runtimes() -> None:
+    first = RuntimeTotals(_histogram(1, 1_500), {"stopped_gc": _histogram(2, 3_000)}, None)
+    second = RuntimeTotals(_histogram(1, 1_600), {"stopped_other": _histogram(3, 5_000)}, 4)
+    total = (SeriesTotals(runtime=first) + SeriesTotals() + SeriesTotals(runtime=second)).runtime
+    assert total == RuntimeTotals(
+        _histogram(1, 1_500) + _histogram(1, 1_600),
+        {"stopped_gc": _histogram(2, 3_000), "stopped_other": _histogram(3, 5_000)},
+        4,
+    )
+    assert SeriesTotals().runtime is None
+    since = total.since(first)
+    assert (since.sched_latency.count, since.stop_the_world["stopped_gc"].count, since.gc_cycles) == (1, 0, 4)
