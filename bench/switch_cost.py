@@ -9,18 +9,20 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from random import Random
+from statistics import median
 from time import process_time_ns
 
-from bench.measurement import BenchError, Rounds, compare, print_conditions, print_table
+from bench.measurement import BenchError, Rounds, Spread, print_conditions, print_table
 from schedtrace import abi
 from schedtrace.session import Compilation, Session
 from tools import kernel_access
 
-ROUNDS = 11
-ROUND_TRIPS = 5_000
+ROUNDS = 15
+ROUND_TRIPS = 2_000
+REPEATS = 15
 NOTHING = "no programs"
 OTHER = "a process that is not watched"
 THREADS = "watched: run queue of its threads"
@@ -72,9 +74,9 @@ class Pair:
         self._results, results = os.pipe()
         there, back = os.pipe(), os.pipe()
         cpu = min(os.sched_getaffinity(0))
-        self.pids = [_fork(lambda: _first(memory, cpu, orders, results, there[1], back[0]))]
+        self.pids = [self._fork(lambda: _first(memory, cpu, orders, results, there[1], back[0]))]
         os.close(there[1])
-        self.pids.append(_fork(lambda: _second(memory, cpu, results, there[0], back[1])))
+        self.pids.append(self._fork(lambda: _second(memory, cpu, results, there[0], back[1])))
         for descriptor in (orders, results, there[0], *back):
             os.close(descriptor)
 
@@ -89,6 +91,16 @@ class Pair:
             total += struct.unpack("<Q", answer)[0]
         return total / (2 * ROUND_TRIPS)
 
+    def _fork(self, work: Callable[[], None]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(self._orders)  # or its end would never be seen
+                work()
+            finally:
+                os._exit(0)
+        return pid
+
     def close(self) -> None:
         """End them."""
         os.close(self._orders)
@@ -97,19 +109,8 @@ class Pair:
         os.close(self._results)
 
 
-def _fork(work) -> int:  # type: ignore[no-untyped-def]
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return pid
-
-
 def _first(memory: _Memory, cpu: int, orders: int, results: int, there: int, back: int) -> None:
-    memory.belong_to_this_thread()
-    os.sched_setaffinity(0, {cpu})
+    _settle(memory, cpu)
     while os.read(orders, 1):
         start = process_time_ns()
         for _ in range(ROUND_TRIPS):
@@ -119,8 +120,7 @@ def _first(memory: _Memory, cpu: int, orders: int, results: int, there: int, bac
 
 
 def _second(memory: _Memory, cpu: int, results: int, there: int, back: int) -> None:
-    memory.belong_to_this_thread()
-    os.sched_setaffinity(0, {cpu})
+    _settle(memory, cpu)
     while True:
         start = process_time_ns()
         for _ in range(ROUND_TRIPS):
@@ -128,6 +128,13 @@ def _second(memory: _Memory, cpu: int, results: int, there: int, back: int) -> N
                 return
             os.write(back, b"x")
         os.write(results, struct.pack("<Q", process_time_ns() - start))
+
+
+def _settle(memory: _Memory, cpu: int) -> None:
+    memory.belong_to_this_thread()
+    os.sched_setaffinity(0, {cpu})
+    with suppress(PermissionError):  # so that nobody else comes between the two
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
 @contextmanager
@@ -152,14 +159,15 @@ def _measure() -> Rounds:
     try:
         rounds: Rounds = []
         for _ in range(ROUNDS):
-            pair.switch_ns()  # caches, and the CPU's frequency
-            one = {NOTHING: pair.switch_ns()}
+            times: dict[str, list[float]] = {name: [] for name in NAMES}
+            times[NOTHING] += (pair.switch_ns() for _ in range(REPEATS))
             with Session(Compilation(), ()) as session:
-                for name in chance.sample(WATCHED, len(WATCHED)):
-                    with _watched(session, pair, memory, name):
-                        one[name] = pair.switch_ns()
-            one[NOTHING] = (one[NOTHING] + pair.switch_ns()) / 2
-            rounds.append(one)
+                for _ in range(REPEATS):
+                    for name in chance.sample(WATCHED, len(WATCHED)):
+                        with _watched(session, pair, memory, name):
+                            times[name].append(pair.switch_ns())
+            times[NOTHING] += (pair.switch_ns() for _ in range(REPEATS))
+            rounds.append({name: median(values) for name, values in times.items()})
         return rounds
     finally:
         pair.close()
@@ -172,9 +180,15 @@ def main() -> None:
     rounds = _measure()
     rows = []
     for name in NAMES:
-        more = compare(rounds, lambda one, name=name: one[name] - one[NOTHING]).text(0)  # type: ignore[misc]
-        rows.append((name, compare(rounds, lambda one, name=name: one[name]).text(0), "" if name == NOTHING else more))  # type: ignore[misc]
-    print_table(("", "ns a switch", "more than nothing"), rows)
+        beside = {NOTHING: name != NOTHING, OTHER: name not in (NOTHING, OTHER)}
+        more = [_more(rounds, name, other) if there else "" for other, there in beside.items()]
+        rows.append((name, Spread.of([one[name] for one in rounds]).text(0), *more))
+    print_table(("", "ns a switch", "more than without", "than not watched"), rows)
+
+
+def _more(rounds: Rounds, name: str, than: str) -> str:
+    """Compared within each round; those that are watched take turns with those that are not within one session."""
+    return Spread.of([one[name] - one[than] for one in rounds]).text(0)
 
 
 if __name__ == "__main__":

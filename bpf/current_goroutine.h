@@ -91,7 +91,8 @@ static __always_inline int runs_for_go(struct process *process, __u32 status, __
 	return reason < REASON_COUNT && process->running_reasons >> reason & 1;
 }
 
-/* Does the current thread, as it leaves the CPU, run a goroutine? If so, t->start_pc is that one's. */
+/* Does the current thread, as it leaves the CPU, run a goroutine? If so, t->start_pc is that one's, where
+ * that is wanted. */
 static __always_inline int runs_goroutine(struct thread *t, struct thread_stats *s, __u64 now)
 {
 	struct process *process = processes.lookup(&t->slot);
@@ -116,13 +117,15 @@ static __always_inline int runs_goroutine(struct thread *t, struct thread_stats 
 		goto unreadable;
 	if (!runs_for_go(process, status & ~SCAN_BIT, g, s))
 		return 0;
-	if (read_user(&back, sizeof(back), (void *)(g + process->g_m)) ||
-	    read_user(&t->start_pc, sizeof(t->start_pc), (void *)(g + process->g_startpc)))
+	if (read_user(&back, sizeof(back), (void *)(g + process->g_m)))
+		goto unreadable;
+	if (process->by_function && read_user(&t->start_pc, sizeof(t->start_pc), (void *)(g + process->g_startpc)))
 		goto unreadable;
 	if (back == m)
 		return 1;
-	add(&s->lost[LOST_INCONSISTENT], 1);
-	return 0;
+	if ((status & ~SCAN_BIT) == STATE_RUNNING)
+		add(&s->lost[LOST_INCONSISTENT], 1);
+	return 0; /* else it has parked, and is just being taken from its m */
 unreadable:
 	add(&s->lost[LOST_UNREADABLE], 1);
 	return 0;

@@ -100,9 +100,9 @@ def test_kinds_of_load(load: str) -> None:
     assert sum(each.run_queue_ns + each.blocked_ns for each in functions.values()) == total_ns
     if load == "blocked in the kernel":
         sleeps = counted.off_cpu["blocked"]
-        assert facts["raws"] <= sleeps.count <= 1.02 * facts["raws"] + 50
-        assert sleeps.sum_ns >= 2e6 * facts["raws"]
-        assert functions["main.raw"].blocked_ns >= 2e6 * facts["raws"]
+        seen = facts["raws"] - counted.lost.get("thread_switch_unseen", 0)
+        assert sleeps.count >= seen > 0.95 * facts["raws"]
+        assert functions["main.raw"].blocked_ns >= 2e6 * seen
     if load == "page faults":
         assert functions["main.fault"].times > 1000
 
