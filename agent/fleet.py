@@ -55,6 +55,8 @@ _SCAN_SECONDS = 30.0
 _TICK_SECONDS = 1.0
 _MOVES_SECONDS = 5.0
 """How often to look whether processes are in another cgroup: that reads a file of each."""
+_SWITCHES_SECONDS = 15.0
+"""How often to look how much the threads have switched: that reads a map's entry of each process."""
 _NAMES_SECONDS = 0.2
 """How often to look for pods' names while some are missing: a process that isn't watched before may live for less."""
 _PATIENCE_SECONDS = 60.0
@@ -74,6 +76,9 @@ class _Watched:
     labels: Labels | None
     bill: Bill = field(default_factory=Bill)
     """For what it is counted now."""
+    switches: int = 0
+    switches_ns: float = 0.0
+    """Switches of its threads, and what it has cost to count them."""
 
 
 class Fleet:
@@ -132,7 +137,7 @@ class Fleet:
 
     def run(self, stop: threading.Event) -> None:
         """Watch until ``stop`` is set. Sets :attr:`ready` once what ran at the start is watched."""
-        next_scan = next_tick = next_names = next_moves = 0.0
+        next_scan = next_tick = next_names = next_moves = next_switches = 0.0
         while not stop.is_set():
             if monotonic() >= next_scan:
                 self._executed.extend(running_pids())
@@ -148,6 +153,9 @@ class Fleet:
             if monotonic() >= next_moves:
                 self._follow_moves()
                 next_moves = monotonic() + _MOVES_SECONDS
+            if self._governor and monotonic() >= next_switches:
+                self._pay_for_all_switches()
+                next_switches = monotonic() + _SWITCHES_SECONDS
             if monotonic() >= next_tick:
                 self._govern()
                 self._attachments.remove_idle()
@@ -343,6 +351,12 @@ class Fleet:
                     self._pay(self._watched[pid], self._counted(self._watched[pid], snapshot))
                 self._windows.open_some()
 
+    def _pay_for_all_switches(self) -> None:
+        with self._lock:
+            threads = self._session.threads.snapshots()
+            for pid, watched in self._watched.items():
+                self._pay_for_switches(watched, threads[pid])
+
     def _retry_names(self) -> None:
         for pid, until in list(self._unnamed.items()):
             watched = self._watched.get(pid)
@@ -399,8 +413,18 @@ class Fleet:
 
     def _totals(self, watched: _Watched, threads: ThreadSnapshot, snapshot: Snapshot | None) -> SeriesTotals:
         """All that a process did that isn't in its account yet. ``snapshot``: None outside of windows."""
-        own = SeriesTotals(runtime=self._passive.totals(watched.process.pid)) + thread_totals(threads)
+        self._pay_for_switches(watched, threads)
+        own = thread_totals(threads, watched.switches_ns)
+        own += SeriesTotals(runtime=self._passive.totals(watched.process.pid))
         return own + self._counted(watched, snapshot) if snapshot else own
+
+    def _pay_for_switches(self, watched: _Watched, threads: ThreadSnapshot) -> None:
+        """What counts a target's threads costs it also between windows, and comes out of the same budget."""
+        hit_ns = target.costs_of(self._calibration, watched.probed.plan)[True]
+        ns = (threads.switches - watched.switches) * target.SWITCH_PART * hit_ns
+        watched.switches, watched.switches_ns = threads.switches, watched.switches_ns + ns
+        if self._governor:
+            self._governor.spend(watched.process.pid, ns)
 
     def _counted(self, watched: _Watched, snapshot: Snapshot) -> SeriesTotals:
         probed = watched.probed

@@ -234,6 +234,12 @@ class Governor:
             account.tokens_ns -= hits_ns
             account.rates[level] = hits_ns * SECOND / max(seen_ns, MS)
 
+    def spend(self, target: Hashable, ns: float) -> None:
+        """A target has been cost so much by what is no window's."""
+        account = self._accounts.get(target)
+        if account:
+            account.tokens_ns -= ns
+
     def ended(
         self, group: Hashable, level: Level, end: End, now_ns: int, opening_ns: float, targets: Collection[Hashable]
     ) -> dict[Hashable, float]:

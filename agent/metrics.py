@@ -129,8 +129,8 @@ OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
         "counter",
         ("whose",),
         (
-            "Estimated CPU time that probes cost the processes (target), and what the agent spent to put them in and "
-            "take them out (agent)."
+            "Estimated CPU time that watching cost the processes: their own, in probes and switches of threads "
+            "(target), and what the agent spent to put probes in and take them out (agent)."
         ),
     ),
     (

@@ -30,6 +30,11 @@ class ThreadSnapshot:
     goroutines_known: bool
     unlisted: int
 
+    @property
+    def switches(self) -> int:
+        """How often they began to run."""
+        return int(self.stats["run_queue"]["slots"].sum())
+
 
 @dataclass
 class _Watched:

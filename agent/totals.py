@@ -14,10 +14,15 @@ from schedtrace.thread_watch import ThreadSnapshot
 from schedtrace.window import WaitParts
 
 
-def thread_totals(threads: ThreadSnapshot) -> SeriesTotals:
-    """Of its threads."""
+def thread_totals(threads: ThreadSnapshot, switches_ns: float) -> SeriesTotals:
+    """Of its threads. ``switches_ns``: what counting them has cost it."""
     counts = join.thread_counts(threads, None)
-    return SeriesTotals(run_queue=counts.run_queue, off_cpu=counts.off_cpu or {}, lost=counts.lost)
+    return SeriesTotals(
+        run_queue=counts.run_queue,
+        off_cpu=counts.off_cpu or {},
+        lost=counts.lost,
+        overhead_ns={"target": round(switches_ns)},
+    )
 
 
 def probe_totals(snapshot: Snapshot, plan: ProbePlan, level: Level, bill: Bill) -> SeriesTotals:

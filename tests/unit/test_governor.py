@@ -252,6 +252,17 @@ def test_a_target_that_costs_too_much_is_said_to_starve_once() -> None:
     assert node.governor.ends["full", "no_budget"] == 1
 
 
+def test_what_is_no_window_s_is_paid_from_the_same_account() -> None:
+    """Half of the budget goes to what is counted all the time."""
+    process = _Process(1, 400_000)
+    node = _alone(process)
+    half_ns = POLICY.fraction * POLICY.margin * SECOND / 2
+    node.run(1200, lambda _second: node.governor.spend("process", half_ns))
+    assert process.cost_ns <= POLICY.fraction * POLICY.margin * process.cpu_ns / 2 + 1200 * POLICY.floor_ns_per_second
+    assert process.seen_ns > 0
+    node.governor.spend("gone", SECOND)
+
+
 def test_a_window_that_could_not_be_opened_is_tried_again_later() -> None:
     governor = Governor(POLICY)
     governor.add("process", 0, 100 * SECOND)
