@@ -387,7 +387,7 @@ def test_watch_at_the_sampled_level() -> None:
 
 
 def test_command() -> None:
-    with Workload(binary("mixed"), "-duration", "20s", "-gc") as workload:
+    with Workload(binary("mixed"), "-duration", "300s", "-gc") as workload:
         workload.go()
         shown = run("attach", workload.pid, "--level", "sampled", "--duration", 1)
         done = run("attach", workload.pid, "--level", "sampled", "--duration", 1, "--json")
