@@ -22,6 +22,7 @@ from schedtrace.logs import EventLog
 from schedtrace.node import prepare_node
 from schedtrace.pods import PodIndex
 from schedtrace.procfs import running_pids
+from schedtrace.report_json import processes_json
 from schedtrace.selection import Selection
 from schedtrace.session import Compilation, Session, Sizes
 from schedtrace.tls import TlsFiles
@@ -90,6 +91,7 @@ def run(options: Options) -> None:
             Exporter(fleet.view, options.max_series),
             events,
             ready=lambda: "" if fleet.ready.is_set() else "still looking at what runs here",
+            processes=lambda: processes_json(fleet.processes()),
             tls=options.tls,
         )
         server.start()

@@ -157,16 +157,26 @@ def inspect(target: str, syscalls: bool, as_json: bool) -> None:
     _print(inspect_listing(plan), as_json)
 
 
-@schedtrace.command(name="list", cls=_Examples, examples=[("list", "all Go processes of this node")])
+@schedtrace.command(
+    name="list",
+    cls=_Examples,
+    examples=[
+        ("list", "all Go processes of this node"),
+        ("list --agent 127.0.0.1:9755", "and what the agent there does with them"),
+    ],
+)
+@click.option("--agent", "address", metavar="ADDRESS", help="Also show what the agent at HOST:PORT does.")
 @_json_option
-def list_(as_json: bool) -> None:
+def list_(address: str | None, as_json: bool) -> None:
     """Show the Go processes of this node: version, CPU limit, throttling, and how much can be seen of each."""
+    from schedtrace.agent_client import ask_agent
     from schedtrace.discovery import scan
     from schedtrace.listings import list_listing
 
     with Progress("looking at the processes"):
+        watched = ask_agent(address) if address else None
         found = scan()
-    _print(list_listing(found), as_json)
+    _print(list_listing(found, watched), as_json)
 
 
 @schedtrace.command(cls=_Examples, examples=[("check", "and what to do about what is missing")])

@@ -6,14 +6,18 @@ of one binary reads that binary once.
 
 import mmap
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from schedtrace import plan
 from schedtrace.cgroups import CpuStat, Mount, read_membership, read_mounts
 from schedtrace.errors import NotTraceable, PermissionDenied
+from schedtrace.passive_level import PassiveLevel
 from schedtrace.pods import Owner, PodIndex
 from schedtrace.procfs import CAP_SYS_PTRACE, Process, effective_capabilities, open_process, running_pids
+from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
+from schedtrace.runtime_state import RuntimeState
 from schedtrace.window import FULL_LEVEL
 
 _BUILD_INFORMATION = b"\xff Go buildinf:"  # debug/buildinfo
@@ -24,18 +28,20 @@ _BUILD_INFORMATION_ALIGN = 16
 class GoBinary:
     """What an executable says of itself. ``level`` is how much of it can be seen, "full" or empty, and
     ``obstacle`` why not more. ``levels``: all that need probes and are possible; ``sampled_obstacle``: why the sampled
-    level isn't, where the full one is."""
+    level isn't, where the full one is. ``runtime``: where its runtime's own state is, or why that can't be read."""
 
     go_version: str
     level: str
     obstacle: str
     levels: tuple[str, ...] = ()
     sampled_obstacle: str = ""
+    runtime: RuntimePlan | str = ""
 
 
 @dataclass(frozen=True)
 class GoProcess:
-    """A running Go program. ``gomaxprocs`` is what its environment set at the start, None if nothing did.
+    """A running Go program. ``runtime`` is what its runtime says of itself, None if that can't be read;
+    ``gomaxprocs_environment`` what its environment set GOMAXPROCS to at the start, None if nothing did.
     ``quota_cores``, ``memory_limit_bytes`` and ``cpus`` (a cpuset's, ascending) are what its cgroup and those above
     allow, None if nothing is set or known; ``throttling`` is that of its cgroup so far."""
 
@@ -43,7 +49,8 @@ class GoProcess:
     name: str
     exe: str
     go_version: str
-    gomaxprocs: int | None
+    runtime: RuntimeState | None
+    gomaxprocs_environment: int | None
     threads: int
     cgroup_path: str
     quota_cores: float | None
@@ -72,11 +79,19 @@ def look_at(path: str) -> GoBinary | None:
     be read."""
     try:
         found = plan.make_plan(path)
-        return GoBinary(found.go_version, FULL_LEVEL, "", found.levels, found.sampled_obstacle)
+        runtime = _runtime_of(path)
+        return GoBinary(found.go_version, FULL_LEVEL, "", found.levels, found.sampled_obstacle, runtime)
     except NotTraceable as error:
         if not has_build_information(path):
             return None
         return GoBinary("unknown", "", str(error).removeprefix(f"{path}: "))
+
+
+def _runtime_of(path: str) -> RuntimePlan | str:
+    try:
+        return make_runtime_plan(path)
+    except NotTraceable as error:
+        return str(error)
 
 
 def has_build_information(path: str) -> bool:
@@ -92,9 +107,12 @@ def scan(look: Callable[[str], GoBinary | None] = look_at) -> Scan:
     """Look at every process of this node. Processes that end meanwhile are left out. Raises OSError without
     /proc."""
     scanner = _Scanner(look, read_mounts())
-    found = [scanner.examine(pid) for pid in running_pids()]
+    with closing(scanner.passive):
+        found = [process for pid in running_pids() if (process := scanner.examine(pid))]
+        scanner.passive.read()
+        found = [replace(process, runtime=scanner.passive.state(process.pid)) for process in found]
     return Scan(
-        processes=tuple(process for process in found if process is not None),
+        processes=tuple(found),
         unreadable=scanner.unreadable,
         may_ptrace=bool(effective_capabilities() >> CAP_SYS_PTRACE & 1),
     )
@@ -106,6 +124,7 @@ class _Scanner:
         self._mounts = mounts
         self._pods = PodIndex()
         self._binaries: dict[tuple[int, int], GoBinary | None] = {}
+        self.passive = PassiveLevel(lambda _pid, _reason: None)
         self.unreadable = 0
 
     def examine(self, pid: int) -> GoProcess | None:
@@ -118,7 +137,11 @@ class _Scanner:
             with open_process(pid) as process:
                 binary = self._binary_of(process)
                 found = None if binary is None else self._describe(process, binary)
-                return found if process.still_same() else None
+                if not process.still_same():
+                    return None
+                if binary and not isinstance(binary.runtime, str):
+                    self.passive.watch(process, binary.runtime, process.load_bias())
+                return found
         except (FileNotFoundError, ProcessLookupError, NotTraceable):
             pass  # a kernel thread, or it has gone
         except (OSError, PermissionDenied):
@@ -142,7 +165,8 @@ class _Scanner:
             name=process.name,
             exe=process.exe,
             go_version=binary.go_version,
-            gomaxprocs=_gomaxprocs(process.environment()),
+            runtime=None,
+            gomaxprocs_environment=_gomaxprocs(process.environment()),
             threads=process.thread_count(),
             cgroup_path=main.path if main else "",
             quota_cores=limit.cores if limit else None,

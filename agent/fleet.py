@@ -35,7 +35,7 @@ from schedtrace.plan import ProbePlan
 from schedtrace.pods import PodIndex
 from schedtrace.procfs import Process, open_process, read_stat, running_pids
 from schedtrace.selection import Selection
-from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo
+from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo, WatchedProcess
 from schedtrace.session import Session, Snapshot
 from schedtrace.target import Bill
 from schedtrace.thread_watch import ThreadSnapshot
@@ -79,6 +79,8 @@ class _Watched:
     switches: int = 0
     switches_ns: float = 0.0
     """Switches of its threads, and what it has cost to count them."""
+    paid: SeriesTotals = field(default_factory=SeriesTotals)
+    """What it did in windows that have ended, which is in its account."""
 
 
 class Fleet:
@@ -348,7 +350,9 @@ class Fleet:
         if self._windows:
             with self._lock:
                 for pid, snapshot in self._windows.collect().items():
-                    self._pay(self._watched[pid], self._counted(self._watched[pid], snapshot))
+                    totals = self._counted(self._watched[pid], snapshot)
+                    self._watched[pid].paid += totals
+                    self._pay(self._watched[pid], totals)
                 self._windows.open_some()
 
     def _pay_for_all_switches(self) -> None:
@@ -410,6 +414,22 @@ class Fleet:
             ends = self._governor.ends.items() if self._governor else ()
             windows = {(str(level), str(end)): n for (level, end), n in ends}
             return NodeView(tuple(series), dict(self._failures), dict(self._lost), windows)
+
+    def processes(self) -> tuple[WatchedProcess, ...]:
+        """What is done with each process, by PID. May be called from any thread."""
+        with self._lock:
+            counted = self._session.snapshots()
+            threads = self._session.threads.snapshots()
+            found = []
+            for pid, watched in sorted(self._watched.items()):
+                self._pay_for_switches(watched, threads[pid])
+                totals = watched.paid + thread_totals(threads[pid], watched.switches_ns)
+                level = PASSIVE_LEVEL
+                if pid in counted:
+                    totals, level = totals + self._counted(watched, counted[pid]), watched.probed.level
+                budget_ns = self._governor.tokens_ns(pid) if self._governor else None
+                found.append(WatchedProcess(pid, watched.process.name, level, totals, budget_ns))
+            return tuple(found)
 
     def _totals(self, watched: _Watched, threads: ThreadSnapshot, snapshot: Snapshot | None) -> SeriesTotals:
         """All that a process did that isn't in its account yet. ``snapshot``: None outside of windows."""

@@ -1,10 +1,12 @@
 """``inspect``, ``list`` and ``check`` for people and for programs: a :class:`Listing` has the text and the
 JSON. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.text import Text
 
+from schedtrace.agent_client import AgentView
 from schedtrace.check import NodeReport, Status
 from schedtrace.discovery import GoProcess, Scan
 from schedtrace.errors import PermissionDenied
@@ -60,8 +62,8 @@ def inspect_listing(plan: ProbePlan) -> Listing:
     return Listing(lines(parts), plan_json(plan))
 
 
-def list_listing(scan: Scan) -> Listing:
-    """The Go processes of a node."""
+def list_listing(scan: Scan, watched: Mapping[int, AgentView] | None = None) -> Listing:
+    """The Go processes of a node. ``watched``: what an agent says of them, if one was asked."""
     titles = ("PID", "name", "Go", "threads", "GOMAXPROCS", "limit", "throttled", "pod or container")
     rows = [_process_row(process) for process in scan.processes]
     parts = [columns(titles, rows, "><<>>>><", flexible=1)] if rows else [Text("no Go process found")]
@@ -70,6 +72,8 @@ def list_listing(scan: Scan) -> Listing:
         sampled = sum(SAMPLED_LEVEL in process.levels for process in scan.processes)
         able = f"{count(watchable)} of {count(len(rows))} can be watched at full level"
         parts += [Text(), Text(f"{able}, {count(sampled)} at sampled level.")]
+    if watched is not None:
+        parts += _by_the_agent(scan, watched)
     parts += [
         paragraph(f"{process.pid} ({process.name}): {process.obstacle}", bullet="- ")
         for process in scan.processes
@@ -87,7 +91,34 @@ def list_listing(scan: Scan) -> Listing:
         noun = "process" if scan.unreadable == 1 else "processes"
         why = "" if scan.may_ptrace else " without CAP_SYS_PTRACE: run as root"
         parts.append(Text(f"{count(scan.unreadable)} {noun} can't be looked into{why}."))
-    return Listing(lines(parts), scan_json(scan))
+    return Listing(lines(parts), scan_json(scan, watched))
+
+
+def _by_the_agent(scan: Scan, watched: Mapping[int, AgentView]) -> list[Text]:
+    rows = []
+    for process in scan.processes:
+        if view := watched.get(process.pid):
+            budget = view.budget_seconds
+            rows.append(
+                (
+                    str(process.pid),
+                    process.name,
+                    view.level,
+                    *(_seconds(view.seen_seconds.get(level, 0)) for level in (SAMPLED_LEVEL, FULL_LEVEL)),
+                    count(sum(view.hits.values())),
+                    _seconds(sum(view.overhead_seconds.values())),
+                    "no limit" if budget is None else _seconds(budget),
+                )
+            )
+    title = heading("What the agent does with them", "cost: CPU time so far; left: what it may cost now")
+    if not rows:
+        return [Text(), title, paragraph("it watches none of them")]
+    titles = ("PID", "name", "level now", "seen sampled", "seen full", "hits", "cost", "left")
+    return [Text(), title, columns(titles, rows, "><<>>>>>", flexible=1)]
+
+
+def _seconds(seconds: float) -> str:
+    return f"-{duration(round(-seconds * 1e9))}" if seconds < 0 else duration(round(seconds * 1e9))
 
 
 def check_listing(report: NodeReport) -> Listing:
@@ -134,6 +165,13 @@ def _layout(plan: ProbePlan) -> str:
     return f"from {plan.layout.source}, wait reasons from {plan.layout.wait_reasons_source}"
 
 
+def _gomaxprocs(process: GoProcess) -> str:
+    """What it is; with a question mark, what it was set to at the start, since it may have been changed."""
+    if process.runtime:
+        return str(process.runtime.gomaxprocs)
+    return "" if process.gomaxprocs_environment is None else f"{process.gomaxprocs_environment}?"
+
+
 def _process_row(process: GoProcess) -> tuple[str, ...]:
     stat, owner = process.throttling, process.owner
     return (
@@ -141,7 +179,7 @@ def _process_row(process: GoProcess) -> tuple[str, ...]:
         process.name,
         process.go_version.removeprefix("go"),
         count(process.threads),
-        "" if process.gomaxprocs is None else str(process.gomaxprocs),
+        _gomaxprocs(process),
         "none" if process.quota_cores is None else amount(process.quota_cores),
         duration(stat.throttled_ns) if stat and stat.throttled_periods else "",
         f"{owner.namespace}/{owner.pod}" if owner.pod else owner.container,

@@ -5,14 +5,16 @@ is the string "+Inf", since JSON has no such number.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from schedtrace.agent_client import SCHEMA, AgentView
 from schedtrace.check import NodeReport
 from schedtrace.discovery import GoProcess, Scan
 from schedtrace.histogram import Histogram
 from schedtrace.plan import ProbePlan
 from schedtrace.sampled_plan import SampledPlan
+from schedtrace.series import WatchedProcess
 from schedtrace.window import FunctionTotals, Samples, Target, WaitParts, Window
 
 Json = dict[str, Any]
@@ -159,12 +161,31 @@ def _sampled_plan(sampled: SampledPlan) -> Json:
     }
 
 
-def scan_json(scan: Scan) -> Json:
-    """The object of ``schedtrace list --json``."""
+def scan_json(scan: Scan, watched: Mapping[int, AgentView] | None) -> Json:
+    """The object of ``schedtrace list --json``. ``watched``: what an agent says, if one was asked."""
+    views = {pid: vars(view) for pid, view in (watched or {}).items()}
     return {
         "schema": "schedtrace.list/1",
-        "processes": [_process(process) for process in scan.processes],
+        "processes": [{**_process(process), "agent": views.get(process.pid)} for process in scan.processes],
         "unreadable": scan.unreadable,
+    }
+
+
+def processes_json(processes: Sequence[WatchedProcess]) -> Json:
+    """The object that an agent serves at /processes."""
+    return {"schema": SCHEMA, "processes": [_watched(process) for process in processes]}
+
+
+def _watched(process: WatchedProcess) -> Json:
+    totals = process.totals
+    return {
+        "pid": process.pid,
+        "name": process.name,
+        "level": process.level,
+        "seen_seconds": {level: ns / _NS for level, ns in totals.seen_ns.items()},
+        "hits": dict(totals.hits),
+        "overhead_seconds": {whose: ns / _NS for whose, ns in totals.overhead_ns.items()},
+        "budget_seconds": None if process.budget_ns is None else process.budget_ns / _NS,
     }
 
 
@@ -240,7 +261,9 @@ def _process(process: GoProcess) -> Json:
         "name": process.name,
         "exe": process.exe,
         "go_version": process.go_version,
-        "gomaxprocs": process.gomaxprocs,
+        "gomaxprocs": process.runtime.gomaxprocs if process.runtime else None,
+        "gomaxprocs_environment": process.gomaxprocs_environment,
+        "goroutines": process.runtime.goroutines if process.runtime else None,
         "threads": process.threads,
         "cgroup": process.cgroup_path,
         "namespace": process.owner.namespace,

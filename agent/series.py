@@ -104,6 +104,18 @@ class Series:
 
 
 @dataclass(frozen=True)
+class WatchedProcess:
+    """What the agent does with one process now. ``level``: "passive" outside of windows; ``totals``: of its windows and
+    its threads so far; ``budget_ns``: what its account holds, negative while a debt is paid, None without a limit."""
+
+    pid: int
+    name: str
+    level: str
+    totals: SeriesTotals
+    budget_ns: float | None
+
+
+@dataclass(frozen=True)
 class NodeView:
     """Everything that the agent exports at one scrape."""
 

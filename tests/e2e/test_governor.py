@@ -1,5 +1,6 @@
 """The agent keeps to what it may cost, and says what it does."""
 
+import json
 import shutil
 import time
 from functools import partial
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.procfs import cpu_clock
+from tests.command import run
 from tests.e2e.agent_process import Agent, Labels, Scrape, agent, confined
 from tests.e2e.kubelet import TOKEN_VARIABLE, new_token, wait_for
 from tests.target_text import TargetText
@@ -73,6 +75,14 @@ def test_budget_holds_where_there_is_most_to_see(tmp_path: Path, program: Path) 
         running = scrape.total("schedtrace_goroutine_state_seconds_total", OWNER, state="running")
         assert 0 < running <= seen
         assert scrape.total("schedtrace_lost_total", OWNER, reason="inconsistent_state") == 0
+        seen_by_list = {
+            one["pid"]: one["agent"]
+            for one in json.loads(run("list", "--agent", watching.address, "--json").stdout)["processes"]
+        }
+        assert seen_by_list[load.pid]["hits"]["full"] >= hits
+        assert seen_by_list[load.pid]["seen_seconds"]["full"] >= seen / 2  # of both together
+        assert seen_by_list[load.pid]["level"] in ("passive", "sampled", "full")
+        assert seen_by_list[idle.pid] is not None
         for process in (load, idle):
             text = TargetText.of(process.pid, program)
             wait_for(partial(unprobed, text), "a time between windows", 20)

@@ -43,10 +43,15 @@ def test_list_shows_go_programs_and_their_limits() -> None:
         assert cat.pid not in found
         assert os.getpid() not in found
         one, two = found[limited.pid], found[free.pid]
-        assert (one.name, one.go_version, one.gomaxprocs) == ("hello", f"go{toolchains.release('1.21')}", 3)
+        assert (one.name, one.go_version) == ("hello", f"go{toolchains.release('1.21')}")
+        assert one.runtime
+        assert two.runtime
+        assert (one.gomaxprocs_environment, one.runtime.gomaxprocs) == (3, 3)
+        assert (two.gomaxprocs_environment, two.runtime.gomaxprocs) == (None, os.cpu_count())
+        assert one.runtime.goroutines >= 1
         assert (one.quota_cores, one.cgroup_path) == (0.5, f"/{limit.path.name}")
         assert one.threads == len(list(Path(f"/proc/{limited.pid}/task").iterdir()))
-        assert (two.go_version, two.gomaxprocs) == (f"go{toolchains.release('1.27')}", None)
+        assert two.go_version == f"go{toolchains.release('1.27')}"
         assert (one.level, one.obstacle, two.level) == (FULL_LEVEL, "", FULL_LEVEL)
 
 

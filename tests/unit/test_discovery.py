@@ -66,7 +66,7 @@ def test_go_processes_and_no_others(programs: Programs) -> None:
     found = programs.found()
 
     assert list(found) == sorted([first, second, third])
-    assert [(p.name, p.exe, p.go_version, p.gomaxprocs, p.level, p.obstacle) for p in found.values()] == [
+    assert [(p.name, p.exe, p.go_version, p.gomaxprocs_environment, p.level, p.obstacle) for p in found.values()] == [
         ("app", str(app), "go1.27.3", 4, "full", ""),
         ("app", str(app), "go1.27.3", None, "full", ""),
         ("refused", str(refused), "go1.19.8", None, "", "casgstatus is nowhere to be found"),

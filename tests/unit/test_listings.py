@@ -6,12 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from schedtrace.abi import Duration, ProbeKind, StopPlace
+from schedtrace.agent_client import AgentView
 from schedtrace.cgroups import CpuStat
 from schedtrace.check import Finding, NodeReport
 from schedtrace.discovery import GoProcess, Scan
 from schedtrace.listings import Listing, check_listing, inspect_listing, list_listing
 from schedtrace.plan import Probe, ProbePlan
 from schedtrace.pods import Owner
+from schedtrace.runtime_histogram import RuntimeHistogram
+from schedtrace.runtime_state import RuntimeState
 from schedtrace.sampled_plan import SampledPlan
 from schedtrace.symbols.code import Site
 from schedtrace.symbols.layout import Layout
@@ -49,13 +52,29 @@ def plan(layout: Layout | None, *probes: Probe, notes: tuple[str, ...] = ()) -> 
     )
 
 
+RUNTIME = RuntimeState(
+    sched_latency=RuntimeHistogram((), 0, 0),
+    stop_the_world={},
+    gomaxprocs=4,
+    goroutines=1_200,
+    threads=9,
+    idle_threads=4,
+    processors=(),
+    idle_processors=1,
+    run_queue=11,
+    gc_cycles=None,
+    heap_goal_bytes=None,
+)
+
+
 def process(pid: int, name: str, container: str = "", obstacle: str = "") -> GoProcess:
     return GoProcess(
         pid=pid,
         name=name,
         exe=f"/bin/{name}",
         go_version="go1.27.3",
-        gomaxprocs=4 if pid == 7 else None,
+        runtime=RUNTIME if pid == 7 else None,
+        gomaxprocs_environment=2 if pid == 7 else None,
         threads=1200,
         cgroup_path="/a",
         quota_cores=0.5 if pid == 7 else None,
@@ -183,6 +202,9 @@ def test_list() -> None:
         "exe": "/bin/app",
         "go_version": "go1.27.3",
         "gomaxprocs": 4,
+        "gomaxprocs_environment": 2,
+        "agent": None,
+        "goroutines": 1_200,
         "threads": 1200,
         "cgroup": "/a",
         "namespace": "",
@@ -254,11 +276,27 @@ def test_every_key_of_the_json_is_documented() -> None:
         assert {key for key in keys if f"`{key}`" not in documented} == set()
 
 
+def test_what_an_agent_does() -> None:
+    full = AgentView(7, "full", {"sampled": 61.5, "full": 4.25}, {"sampled": 9, "full": 1_000}, {"target": 0.5}, -0.002)
+    passive = AgentView(9, "passive", {}, {}, {}, None)
+    scan = Scan((process(7, "app"), process(8, "other"), process(9, "third")), 0, may_ptrace=True)
+    listing = list_listing(scan, {7: full, 9: passive})
+    shown = listing.text.plain.split("\n")
+    start = next(i for i, line in enumerate(shown) if line.startswith("What the agent does with them"))
+    assert shown[start + 1 : start + 4] == [
+        "  PID  name   level now  seen sampled  seen full   hits    cost      left",
+        "    7  app    full             61.5 s     4.25 s  1,009  500 ms  -2.00 ms",
+        "    9  third  passive               0          0      0       0  no limit",
+    ]
+    assert [each["agent"] and each["agent"]["level"] for each in listing.json["processes"]] == ["full", None, "passive"]
+    assert "it watches none of them" in list_listing(scan, {}).text.plain
+
+
 def test_a_full_list_is_narrow() -> None:
     long_name = "kube-state-metrics-with-a-long-name"
-    one = replace(process(4194303, long_name), gomaxprocs=64, go_version="go1.22.10", quota_cores=1.5)
+    one = replace(process(4194303, long_name), gomaxprocs_environment=64, go_version="go1.22.10", quota_cores=1.5)
     listing = list_listing(Scan((replace(one, throttling=CpuStat(9, 9, 10**14)),), 0, may_ptrace=True))
-    assert narrow(listing)[1] == "  4194303  …cs-with-a-long-name  1.22.10    1,200          64   1.50  100,000 s"
+    assert narrow(listing)[1] == "  4194303  …cs-with-a-long-name  1.22.10    1,200         64?   1.50  100,000 s"
 
 
 def test_a_pods_name_is_shown_whole() -> None:
