@@ -1,7 +1,8 @@
 """One process under watch: find, resolve, plan, load, read and join, wired together for ``schedtrace attach``.
 
-:class:`Watch` holds everything that belongs to the target: the pidfd, an open descriptor of the file with its Go
-runtime (so that a deleted or replaced file, or another mount namespace, makes no difference), the BPF session.
+:class:`Watch` has a BPF session of its own, a :class:`Watched` is in one that others may share. They hold everything
+that belongs to the target: the pidfd, and an open descriptor of the file with its Go runtime (so that a deleted or
+replaced file, or another mount namespace, makes no difference).
 """
 
 from __future__ import annotations
@@ -19,38 +20,37 @@ from schedtrace.image import Image, open_image
 from schedtrace.node import prepare_node
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
 from schedtrace.procfs import ExecutableIdentity, Process, open_process, running_pids
-from schedtrace.session import Compilation, Session
+from schedtrace.session import Compilation, Session, Snapshot
 from schedtrace.window import FULL_LEVEL, ProbeHits, Target, Throttling, Window
 
 _EXEC_LOOK_SECONDS = 0.05
 
 
-class Watch:
-    """A target from attach to detach. Close it, or use it in ``with``."""
+class Watched:
+    """A target from the first look at it until its probes are out. Close it, or use it in ``with``."""
 
-    def __init__(self, pid: int, compilation: Compilation | None = None, *, syscalls: bool = False) -> None:
-        """Attach to process ``pid``. ``compilation``: one that has begun already, if any; it is closed with the watch.
+    def __init__(self, pid: int, *, syscalls: bool = False) -> None:
+        """Look at process ``pid``: all but loading anything.
 
-        Raises the SchedtraceError that says why it can't be done.
+        Raises the SchedtraceError that says why it can't be watched.
         """
         with ExitStack() as stack:
-            compilation = stack.enter_context(compilation or Compilation())
             self.process = stack.enter_context(open_process(pid))
             prepare_node()
-            image = open_image(self.process, syscalls=syscalls)
-            stack.callback(os.close, image.descriptor)
-            self.plan = image.plan
-            self._names = FunctionNames(image.path)
+            self._image = open_image(self.process, syscalls=syscalls)
+            stack.callback(os.close, self._image.descriptor)
+            self.plan = self._image.plan
+            self._names = FunctionNames(self._image.path)
             stack.callback(self._names.close)
-            self._bias = image.load_bias
+            self._bias = self._image.load_bias
             self._cgroups = _cgroups_of(self.process)
-            with _explained_by_check():
-                self._session = stack.enter_context(Session(compilation, target.programs_of(self.plan)))
-                self._attach(image)
-            self._costs = target.measure_costs(
-                self._session, self.plan.mode, {probe.emulated for probe in self.plan.probes}
-            )
             self._stack = stack.pop_all()
+
+    def attach(self, session: Session) -> None:
+        """Begin to count, in a session that has the plan's programs. Raises SchedtraceError."""
+        self._session = session
+        self._attach(self._image)
+        self._costs = target.measure_costs(session, self.plan.mode, {probe.emulated for probe in self.plan.probes})
 
     def _attach(self, image: Image) -> None:
         # Who else maps a shared object is not looked for.
@@ -63,7 +63,8 @@ class Watch:
         record = target.record_of(self.plan, self._bias)
         self._throttled_before = self._cgroups.cpu_stat()
         self._session.watch(self.process.pid, record)
-        self._started_ns = record.attached_ns
+        self.slot = record.slot
+        self.started_ns = record.attached_ns
         # From here on the session itself notices when the process executes another program.
         self._refuse_another_program()
 
@@ -92,18 +93,25 @@ class Watch:
 
     def window(self, ended: str = "") -> Window:
         """All that was seen since attach."""
-        snapshot = self._session.snapshot(self.process.pid)
-        counts = join.counts(snapshot, target.reasons_of(self.plan), self._function_name)
+        return self.window_of(self.snapshot(), ended)
+
+    def snapshot(self) -> Snapshot:
+        """What has been counted since attach."""
+        return self._session.snapshot(self.process.pid)
+
+    def window_of(self, snapshot: Snapshot, ended: str) -> Window:
+        """The window that ended with that snapshot."""
+        counts = join.counts(snapshot, target.reasons_of(self.plan), self.function_name)
         return Window(
-            target=self._target(counts.cgroup_id),
-            duration_ns=counts.time_ns - self._started_ns,
+            target=self.about(counts.cgroup_id),
+            duration_ns=counts.time_ns - self.started_ns,
             transitions=counts.transitions,
             sched_latency=counts.sched_latency,
             wait=counts.wait,
             states=counts.states,
             functions=counts.functions,
             run_queue=counts.run_queue,
-            threads=self._thread_count(),
+            threads=self.thread_count(),
             goroutines=counts.goroutines,
             probes=tuple(
                 ProbeHits(p.function, p.site, p.emulated, n)
@@ -117,16 +125,19 @@ class Watch:
             ended=ended,
         )
 
-    def _function_name(self, start_pc: int) -> str | None:
+    def function_name(self, start_pc: int) -> str | None:
+        """Name of the function at an address in the process, if any."""
         return self._names.name(start_pc - self._bias)
 
-    def _thread_count(self) -> int:
+    def thread_count(self) -> int:
+        """Threads it has now; 0 if it has ended."""
         with suppress(NotTraceable):
             threads = self.process.thread_count()
             return threads if self.process.still_same() else 0
         return 0
 
-    def _target(self, seen_cgroup_id: int) -> Target:
+    def about(self, seen_cgroup_id: int = 0) -> Target:
+        """Who it is; ``seen_cgroup_id``: the cgroup its threads were in when they hit a probe."""
         main, limit = self._cgroups.main, self._cgroups.cpu_limit()
         unified = self._cgroups.unified
         # Where cgroup2 is in use, the id that BPF saw at the last event is the join key; a process that is only in v1
@@ -163,8 +174,30 @@ class Watch:
         self.close()
 
     def close(self) -> None:
-        """Take the probes out. May be called twice."""
+        """Let go of what belongs to the target. May be called twice."""
         self._stack.close()
+
+
+class Watch(Watched):
+    """A target from attach to detach, with a session of its own."""
+
+    def __init__(self, pid: int, compilation: Compilation | None = None, *, syscalls: bool = False) -> None:
+        """Attach to process ``pid``. ``compilation``: one that has begun already, if any; it is closed with the watch.
+
+        Raises the SchedtraceError that says why it can't be done.
+        """
+        with ExitStack() as stack:
+            compilation = stack.enter_context(compilation or Compilation())
+            super().__init__(pid, syscalls=syscalls)
+            stack.callback(super().close)
+            with explained_by_check():
+                session = stack.enter_context(Session(compilation, target.programs_of(self.plan)))
+                self.attach(session)
+            self._all = stack.pop_all()
+
+    def close(self) -> None:
+        """Take the probes out, too. May be called twice."""
+        self._all.close()
 
 
 def plan_of(target: str, *, syscalls: bool) -> ProbePlan:
@@ -178,7 +211,7 @@ def plan_of(target: str, *, syscalls: bool) -> ProbePlan:
 
 
 @contextmanager
-def _explained_by_check() -> Iterator[None]:
+def explained_by_check() -> Iterator[None]:
     """If loading or attaching fails and `schedtrace check` finds what is missing, say that: BCC names no capability."""
     try:
         yield

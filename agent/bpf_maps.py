@@ -30,14 +30,15 @@ class MapReader:
         self._bpf, self._lib = bpf, lib
         self._cpus = possible_cpus()
 
-    def _fd(self, table: str) -> int:
+    def descriptor(self, table: str) -> int:
+        """Of a map; it is BCC's."""
         return int(self._lib.bpf_table_fd(self._bpf.module, table.encode()))
 
     def per_cpu(self, table: str, index: int, dtype: Any) -> Array:
         """An entry of a per-CPU array: one element a CPU."""
         buffer = np.zeros(self._cpus, dtype)
         key = ctypes.c_uint32(index)
-        if self._lib.bpf_lookup_elem(self._fd(table), ctypes.byref(key), _pointer(buffer)):
+        if self._lib.bpf_lookup_elem(self.descriptor(table), ctypes.byref(key), _pointer(buffer)):
             raise _refused("read", table)
         return buffer
 
@@ -57,7 +58,8 @@ class MapReader:
     def zero_stats(self, slot: int) -> None:
         """Make a slot new."""
         key, zeros = ctypes.c_uint32(slot), np.zeros(self._cpus, _STATS)
-        if self._lib.bpf_update_elem(self._fd("stats"), ctypes.byref(key), _pointer(zeros), ctypes.c_ulonglong(0)):
+        stats = self.descriptor("stats")
+        if self._lib.bpf_update_elem(stats, ctypes.byref(key), _pointer(zeros), ctypes.c_ulonglong(0)):
             raise _refused("write", "stats")
 
     def entries(self, table: str, key: type, value: type, capacity: int) -> tuple[Array, Array]:
@@ -70,7 +72,7 @@ class MapReader:
         while True:
             count = ctypes.c_uint32(chunk)
             failed = self._lib.bpf_lookup_batch(
-                self._fd(table),
+                self.descriptor(table),
                 None if first else ctypes.byref(position),
                 ctypes.byref(next_position),
                 _pointer(keys),
@@ -100,7 +102,7 @@ class MapReader:
         """Delete entries of a hash map; those that are gone already don't matter."""
         for key in keys:
             one = np.array([key], keys.dtype)
-            if self._lib.bpf_delete_elem(self._fd(table), _pointer(one)) and ctypes.get_errno() != errno.ENOENT:
+            if self._lib.bpf_delete_elem(self.descriptor(table), _pointer(one)) and ctypes.get_errno() != errno.ENOENT:
                 raise _refused("delete from", table)
 
 

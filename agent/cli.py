@@ -11,43 +11,21 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from schedtrace.errors import NodeUnsupported, SchedtraceError
+from schedtrace.parameters import Examples, Seconds, Size, When
 
 if TYPE_CHECKING:
+    from schedtrace.condition import Condition
     from schedtrace.listings import Listing
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-
-class _Examples(click.Command):
-    """A command whose help ends with examples, as those of the BCC tools do."""
-
-    def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._examples = examples
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_epilog(ctx, formatter)
-        if self._examples:
-            with formatter.section("Examples"):
-                formatter.write_dl([(f"schedtrace {command}", what) for command, what in self._examples])
-
-
-class _Seconds(click.FloatRange):
-    """A number, which "nan" is not."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = float(super().convert(value, param, ctx))
-        if seconds != seconds:
-            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
-        return seconds
 
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/json.md).")
@@ -60,7 +38,7 @@ def schedtrace() -> None:
 
 
 @schedtrace.command(
-    cls=_Examples,
+    cls=Examples,
     examples=[
         ("attach 1234", "watch until Ctrl-C or the target's end"),
         ("attach 1234 --duration 10", "for ten seconds, then the summary"),
@@ -70,11 +48,11 @@ def schedtrace() -> None:
 )
 @click.argument("pid", type=click.IntRange(min=1))
 @click.option(
-    "--duration", type=_Seconds(min=0, min_open=True), help="Seconds to watch; without, until Ctrl-C."
+    "--duration", type=Seconds(min=0, min_open=True), help="Seconds to watch; without, until Ctrl-C."
 )
 @click.option(
     "--interval",
-    type=_Seconds(min=0.1),
+    type=Seconds(min=0.1),
     default=1.0,
     show_default=True,
     help="Seconds between two updates.",
@@ -105,7 +83,76 @@ def attach(
 
 
 @schedtrace.command(
-    cls=_Examples,
+    cls=Examples,
+    examples=[
+        ("record 1234 -o x.rec --duration 10", "everything of ten seconds"),
+        ("record 1234 5678 -o x.rec --ring 30", "until Ctrl-C, and then the last half minute"),
+        ("record 1234 -o x.rec --when 'latency>50ms'", "what came before each wait to run of over 50 ms"),
+    ],
+)
+@click.argument("pids", metavar="PID...", type=click.IntRange(min=1), nargs=-1, required=True)
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="File to write.")
+@click.option(
+    "--duration", type=Seconds(min=0, min_open=True), help="Seconds to record; without, until Ctrl-C."
+)
+@click.option("--max-size", type=Size(), help="End when the file has so many bytes (100M).")
+@click.option("--ring", type=Seconds(min=0.1, max=3600), help="Keep only the last so many seconds (and 256 MiB).")
+@click.option("--when", type=When(), help="Write the seconds kept (5 without --ring) when a goroutine waits so long.")
+@click.option(
+    "--when-pause", type=Seconds(min=0), default=10.0, show_default=True, help="Seconds in which it is written once."
+)
+@click.option("--syscalls", is_flag=True, help="As for attach.")
+@click.option("--max-goroutines", type=click.IntRange(min=1, max=1 << 24), default=1 << 17, show_default=True)
+@_json_option
+def record(
+    pids: tuple[int, ...],
+    output: str,
+    duration: float | None,
+    max_size: int | None,
+    ring: float | None,
+    when: Condition | None,
+    when_pause: float,
+    syscalls: bool,
+    max_goroutines: int,
+    as_json: bool,
+) -> None:
+    """Write every change of state of the goroutines of processes to a file (docs/recording.md)."""
+    from schedtrace import record_command
+    from schedtrace.record import NO_LIMIT, Options
+
+    if len(set(pids)) < len(pids):
+        raise click.UsageError("a process can be recorded only once")
+    options = Options(output, duration or 0.0, max_size or NO_LIMIT, ring or 0.0, when, when_pause, syscalls)
+    record_command.record(pids, options, max_goroutines=max_goroutines, as_json=as_json)
+
+
+@schedtrace.command(
+    cls=Examples,
+    examples=[
+        ("report x.rec", "what attach would have said"),
+        ("report x.rec --from 2.5 --to 3", "of half a second of it"),
+        ("report x.rec --function 'main.*'", "of the goroutines that began with these functions"),
+    ],
+)
+@click.argument("file")
+@click.option("--from", "since", type=Seconds(min=0), default=0.0, help="Seconds from the recording's start.")
+@click.option("--to", "until", type=Seconds(min=0), default=float("inf"), help="Seconds from the recording's start.")
+@click.option("--goroutine", type=click.IntRange(min=1), help="Only the goroutine with this id.")
+@click.option("--function", default="", metavar="PATTERN", help="Only goroutines that began with such a function.")
+@click.option("--pid", type=click.IntRange(min=1), help="Of several processes, only this one.")
+@_json_option
+def report(
+    file: str, since: float, until: float, goroutine: int | None, function: str, pid: int | None, as_json: bool
+) -> None:
+    """Show what a recording says: the report of attach. Needs neither root nor BCC."""
+    from schedtrace import record_command
+    from schedtrace.recorded import Selection
+
+    record_command.report(file, Selection(since, until, goroutine, function, pid), as_json=as_json)
+
+
+@schedtrace.command(
+    cls=Examples,
     examples=[
         ("inspect 1234", "what would be probed in a running process"),
         ("inspect ./server", "the same for a file, on any machine"),
@@ -122,7 +169,7 @@ def inspect(target: str, syscalls: bool, as_json: bool) -> None:
     _print(inspect_listing(plan_of(target, syscalls=syscalls)), as_json)
 
 
-@schedtrace.command(name="list", cls=_Examples, examples=[("list", "all Go processes of this node")])
+@schedtrace.command(name="list", cls=Examples, examples=[("list", "all Go processes of this node")])
 @_json_option
 def list_(as_json: bool) -> None:
     """Show the Go processes of this node: version, CPU limit, throttling, and how much can be seen of each."""
@@ -132,7 +179,7 @@ def list_(as_json: bool) -> None:
     _print(list_listing(scan()), as_json)
 
 
-@schedtrace.command(cls=_Examples, examples=[("check", "and what to do about what is missing")])
+@schedtrace.command(cls=Examples, examples=[("check", "and what to do about what is missing")])
 @_json_option
 def check(as_json: bool) -> int:
     """Find out whether this node can run schedtrace: kernel, capabilities, tracefs, BCC."""
@@ -145,7 +192,7 @@ def check(as_json: bool) -> int:
 
 
 @schedtrace.command(
-    cls=_Examples,
+    cls=Examples,
     examples=[
         ("agent", "every Go process of this node, at 127.0.0.1:9755/metrics"),
         ("agent --listen 0.0.0.0:9755", "for a Prometheus elsewhere"),

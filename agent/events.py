@@ -9,48 +9,20 @@ happened; of different ones, times may be out of order by the few microseconds t
 
 from __future__ import annotations
 
-import enum
 from typing import Any
 
 import numpy as np
 
+from schedtrace.abi import EventFlag as Flag
+from schedtrace.abi import EventType
+
+__all__ = (
+    "CGROUP", "EVENT", "EVENT_BYTES", "GOROUTINE", "SWITCH", "TRANSITION", "Array", "EventType", "Flag", "of_type",
+)  # fmt: skip
+
 Array = np.ndarray[Any, Any]
 
 EVENT_BYTES = 40
-
-
-class EventType(enum.IntEnum):
-    """What happened. Other numbers are of a later version, and to be passed over."""
-
-    TRANSITION = 1
-    """A goroutine went from one state to another: :data:`TRANSITION`."""
-    GOROUTINE = 2
-    """Who the goroutine at an address is, before its first transition or when its id is known: :data:`GOROUTINE`."""
-    THREAD_ON = 3
-    """A thread was put on a CPU: :data:`SWITCH`."""
-    THREAD_OFF = 4
-    """A thread was taken off its CPU: :data:`SWITCH`."""
-    CGROUP = 5
-    """From now on this CPU runs the target in another cgroup: :data:`CGROUP`."""
-
-
-class Flag(enum.IntFlag):
-    """Bits of ``flags``."""
-
-    BEGAN_BEFORE = 1
-    """Nobody saw the interval begin: ``since_ns`` is the recording's start, or 0 for a thread."""
-    INCONSISTENT = 2
-    """The state left was not the one seen last: the interval is not known."""
-    NO_INTERVAL = 4
-    """A transition that doesn't change what the goroutine does (a stack that grows, a goroutine structure that is
-    made): no interval ends, none begins."""
-    TAKEN_BACK = 8
-    """The transition ``old`` to ``new`` that came before was none: the goroutine has been in ``old`` all the time since
-    then. No interval ends; the next one begins at the transition that is taken back."""
-    FIRST = 16
-    """Of GOROUTINE: a goroutine not seen before, whatever was at that address until now."""
-    UNSEEN = 32
-    """Of a thread: the kernel didn't report a switch in between; its wait for a CPU is lost."""
 
 
 def _record(*fields: tuple[str, str, int]) -> np.dtype[Any]:

@@ -7,48 +7,24 @@ Ctrl-C, SIGTERM, the end of the duration and the end of the target all lead to t
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from threading import Event
+from collections.abc import Callable
+from contextlib import ExitStack
 from time import monotonic
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from schedtrace.procfs import open_process
 from schedtrace.session import Compilation, Sizes
+from schedtrace.stopping import Stop, stop_signals
 
 if TYPE_CHECKING:
     from schedtrace.attach import Watch
     from schedtrace.window import Window
 
 
-@contextmanager
-def _stop_signals() -> Iterator[Event]:
-    """SIGTERM, and SIGHUP where it isn't ignored (nohup), end a session as Ctrl-C does; and SIGINT does also where it
-    is ignored at the start, as by a shell in what it runs in the background. The event is set when one has come: Python
-    drops what is raised while it runs a destructor or the like."""
-    stop = Event()
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        stop.set()
-        raise KeyboardInterrupt
-
-    ours = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        ours.append(signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in ours}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _until_end(
     watch: Watch,
-    stop: Event,
+    stop: Stop,
     duration_seconds: float | None,
     interval_seconds: float,
     show: Callable[[Window], None],
@@ -80,7 +56,7 @@ def attach(
 ) -> None:
     """Watch ``pid`` and print what is seen to standard output, until the duration, the target or the user ends it."""
     with ExitStack() as stack:
-        stop = stack.enter_context(_stop_signals())
+        stop = stack.enter_context(stop_signals())
         open_process(pid).close()  # the usual refusals don't have to wait for the compiler
         compilation = stack.enter_context(Compilation(Sizes(goroutines=max_goroutines)))
         from schedtrace.attach import Watch  # while BPF is compiled

@@ -38,6 +38,11 @@ class Lives:
         """All goroutines so far, by number: records of :data:`LIFE`. What is not known yet may be filled in later."""
         return self._lives[: self._count]
 
+    @property
+    def current(self) -> Array:
+        """Numbers of those seen last at each address, also if they have ended."""
+        return self._numbers
+
     def follow(self, events: Array) -> tuple[Array, Array]:
         """The transitions among ``events``, the next of the recording, and the number of each one's goroutine;
         :data:`NOBODY` where the transition is none of a goroutine's life (``NO_INTERVAL``)."""

@@ -16,6 +16,7 @@ import stat
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BytesIO, FileIO
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
@@ -58,7 +59,7 @@ _TIME_LIMIT = np.uint64(1 << 63)
 class Writer:
     """Writes a recording to a file that is open for writing, in binary and without a buffer, frame by frame."""
 
-    def __init__(self, file: BinaryIO, header: Header) -> None:
+    def __init__(self, file: FileIO | BytesIO, header: Header) -> None:
         """Raises OSError, as all methods do."""
         self._file = file
         self.bytes_written = 0

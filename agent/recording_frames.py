@@ -148,6 +148,8 @@ class TargetEnd:
     """As in :class:`schedtrace.window.Window`."""
     throttling: Throttling | None
     overhead_ns: int | None
+    cgroup_id: int
+    """As in :class:`schedtrace.window.Target`: which cgroup it was in shows when a probe is hit."""
     kernel: KernelCounts
 
 

@@ -33,6 +33,8 @@ from schedtrace.uprobe_pmu import ANY_PROCESS
 if TYPE_CHECKING:
     import numpy as np
 
+    from schedtrace.event_ring import EventRing
+
     Array = np.ndarray[Any, Any]
 
 
@@ -86,12 +88,19 @@ class Compilation:
     """
 
     def __init__(
-        self, sizes: Sizes = Sizes(), programs: Collection[str] = (), *, process_events: bool = False
+        self,
+        sizes: Sizes = Sizes(),
+        programs: Collection[str] = (),
+        *,
+        process_events: bool = False,
+        recording_pages: int = 0,
     ) -> None:
         """Begin. ``programs``: what will be needed, as far as that is known. With ``process_events`` also what
-        :meth:`Session.executed` needs."""
+        :meth:`Session.executed` needs; with ``recording_pages`` what :meth:`Session.events` needs: the size of its
+        buffer, a power of two."""
         self.sizes = sizes
         self._process_events = process_events
+        self.recording_pages = recording_pages
         # BCC wants a kernel source tree; our minimal headers are all that these programs need of one.
         os.environ["BCC_KERNEL_SOURCE"] = str(FOLDER / "headers")
         self._bpf: Any = None
@@ -108,6 +117,7 @@ class Compilation:
         flags = [*_QUICK, *(f"-DMAX_{name.upper()}={value}" for name, value in vars(self.sizes).items())]
         flags += [f"-DWITH_{program.upper()}" for program in self._optional]
         flags += ["-DWITH_PROCESS_EVENTS"] * self._process_events
+        flags += [f"-DRECORDING_PAGES={self.recording_pages}"] * bool(self.recording_pages)
         try:
             tracefs.ensure_mounted()  # BCC reads what arguments a tracepoint has
             bcc = _import_bcc()
@@ -341,6 +351,18 @@ class Session:
         """Make the calls that :meth:`executed` asked for. Doesn't wait."""
         # Not perf_buffer_poll: the caller's own poll has taken the readiness, which perf reports once.
         self._bpf.perf_buffer_consume()
+
+    def events(self) -> EventRing:
+        """What the programs send for a recording: every transition of every target, and each switch of their threads.
+        Raises AttachFailed."""
+        from schedtrace.event_ring import EventRing
+
+        with explained("can't map the buffer of events", AttachFailed):
+            return EventRing(
+                self._maps.descriptor("events"),
+                self._compilation.recording_pages,
+                lambda: self._maps.per_cpu("events_lost", 0, "u8"),
+            )
 
     def _foreign_hits(self) -> int:
         return self._maps.counter("foreign_hits")

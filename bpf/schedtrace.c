@@ -29,12 +29,15 @@ int on_probe(struct pt_regs *ctx)
 	if (move.from == STATE_IDLE || move.from == STATE_COPYSTACK || move.to == STATE_COPYSTACK ||
 	    move.to == STATE_LEAKED || move.from == move.to) {
 		count(hit.stats, move.from, move.to);
+		send_uncounted(&hit, gp, move.from, move.to);
 		return 0;
 	}
 	g = follow(&hit, gp);
 	if (!g) {
-		if (hit.kind == KIND_CASGSTATUS)
+		if (hit.kind == KIND_CASGSTATUS) {
 			count(hit.stats, move.from, move.to);
+			send_uncounted(&hit, gp, move.from, move.to);
+		}
 		return 0;
 	}
 	/* The scheduler readies some goroutines itself and runs them at once (the first one netpoll returns, GC workers, a

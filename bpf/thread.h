@@ -11,6 +11,7 @@
 #ifndef SCHEDTRACE_THREAD_H
 #define SCHEDTRACE_THREAD_H
 
+#include "events.h"
 #include "maps.h"
 
 #define CLONE_THREAD 0x00010000ULL
@@ -62,6 +63,13 @@ TRACEPOINT_PROBE(sched, sched_switch)
 	if (t) {
 		if (t->on_cpu == THREAD_OFF && t->runnable_since_ns)
 			lost_wait(t, LOST_SWITCH_UNSEEN); /* it waited, and its switch in was not seen */
+		send_switch(t, now, (struct switch_event){
+			.type = EVENT_THREAD_OFF,
+			.flags = t->on_cpu == THREAD_OFF && t->runnable_since_ns ? FLAG_UNSEEN : 0,
+			.tid = prev,
+			.other_tid = next,
+			.prev_state = args->prev_state,
+		});
 		t->on_cpu = THREAD_OFF;
 		t->runnable_since_ns = (args->prev_state & PREV_STATE_MASK) ? 0 : now;
 	}
@@ -73,6 +81,13 @@ TRACEPOINT_PROBE(sched, sched_switch)
 			lost_wait(t, t->on_cpu == THREAD_UNKNOWN ? LOST_BEGAN_BEFORE : LOST_SWITCH_UNSEEN);
 		else if (s && now >= t->runnable_since_ns)
 			record(&s->run_queue, now - t->runnable_since_ns);
+		send_switch(t, now, (struct switch_event){
+			.type = EVENT_THREAD_ON,
+			.flags = t->runnable_since_ns ? 0 : t->on_cpu == THREAD_UNKNOWN ? FLAG_BEGAN_BEFORE : FLAG_UNSEEN,
+			.tid = next,
+			.since_ns = t->runnable_since_ns,
+			.other_tid = prev,
+		});
 		t->on_cpu = THREAD_ON;
 		t->runnable_since_ns = 0;
 	}

@@ -107,8 +107,9 @@ struct target {
 	__u16 g_coroarg;
 	__u16 g_coroexit;
 	__u16 coro_gp;
+	__u16 g_goid;
 	__u8 coroutine_reason;       /* number of the wait reason "coroutine" */
-	__u8 padding[3];
+	__u8 padding[1];
 	__u8 cause_of_reason[REASON_COUNT]; /* wait reason -> enum wake_cause */
 };
 
@@ -145,7 +146,8 @@ struct goroutine {
 	__u8 cause;                  /* enum wake_cause, valid while runnable */
 	__u8 partial;                /* the current interval began before the window */
 	__u8 switched;               /* enum coroutine_switch: a coroutine switch that casgstatus may report again */
-	__u8 padding[3];
+	__u8 named;                  /* while recording: its id has been sent */
+	__u8 padding[2];
 	struct totals totals;
 };
 
@@ -173,6 +175,78 @@ struct target_stats {
 struct process_event {
 	__u32 tgid;
 	__u32 padding;
+};
+
+/* What a recording is made of. docs/recording.md says what the fields mean; agent/events.py has them as they lie in
+ * files, where they stay as they are. All have one size, and begin alike. */
+enum event_type {
+	EVENT_TRANSITION = 1,
+	EVENT_GOROUTINE = 2,
+	EVENT_THREAD_ON = 3,
+	EVENT_THREAD_OFF = 4,
+	EVENT_CGROUP = 5,
+};
+
+enum event_flag {
+	FLAG_BEGAN_BEFORE = 1,       /* that and the next are also the values of goroutine.partial */
+	FLAG_INCONSISTENT = 2,
+	FLAG_NO_INTERVAL = 4,
+	FLAG_TAKEN_BACK = 8,
+	FLAG_FIRST = 16,
+	FLAG_UNSEEN = 32,
+};
+
+struct transition_event {
+	__u64 time_ns;
+	__u8 type;                   /* enum event_type */
+	__u8 flags;                  /* enum event_flag */
+	__u16 slot;
+	__u32 tid;
+	__u64 g;
+	__u64 since_ns;
+	__u16 cpu;
+	__u8 old;
+	__u8 new;
+	__u8 left;
+	__u8 cause;
+	__u8 reason;
+	__u8 padding;
+};
+
+struct goroutine_event {
+	__u64 time_ns;
+	__u8 type;
+	__u8 flags;
+	__u16 slot;
+	__u32 tid;
+	__u64 g;
+	__u64 start_pc;
+	__u64 goid;
+};
+
+struct switch_event {
+	__u64 time_ns;
+	__u8 type;
+	__u8 flags;
+	__u16 slot;
+	__u32 tid;
+	__u64 since_ns;
+	__u32 other_tid;
+	__u32 prev_state;
+	__u16 cpu;
+	__u8 padding[6];
+};
+
+struct cgroup_event {
+	__u64 time_ns;
+	__u8 type;
+	__u8 flags;
+	__u16 slot;
+	__u32 tid;
+	__u64 cgroup_id;
+	__u64 unused;
+	__u16 cpu;
+	__u8 padding[6];
 };
 
 /* threads[tid] of targets. */

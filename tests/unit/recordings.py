@@ -48,6 +48,7 @@ END = recording_frames.TargetEnd(
     lost={"interval_began_before_window": 1},
     throttling=Throttling(10, 2, 5_000_000),
     overhead_ns=4_000,
+    cgroup_id=78,
     kernel=recording_frames.KernelCounts({14: 2}, {3: (1,) * 25 + (30, 20)}, {}, (0,) * 27),
 )
 
