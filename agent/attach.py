@@ -46,11 +46,14 @@ class Watched:
             self._cgroups = _cgroups_of(self.process)
             self._stack = stack.pop_all()
 
+    def measure(self, session: Session) -> None:
+        """Find out what a hit will cost, in a session that has the plan's programs and room for a target."""
+        self._costs = target.measure_costs(session, self.plan.mode, {probe.emulated for probe in self.plan.probes})
+
     def attach(self, session: Session) -> None:
-        """Begin to count, in a session that has the plan's programs. Raises SchedtraceError."""
+        """Begin to count, in the session that has been measured in. Raises SchedtraceError."""
         self._session = session
         self._attach(self._image)
-        self._costs = target.measure_costs(session, self.plan.mode, {probe.emulated for probe in self.plan.probes})
 
     def _attach(self, image: Image) -> None:
         # Who else maps a shared object is not looked for.
@@ -192,6 +195,7 @@ class Watch(Watched):
             stack.callback(super().close)
             with explained_by_check():
                 session = stack.enter_context(Session(compilation, target.programs_of(self.plan)))
+                self.measure(session)
                 self.attach(session)
             self._all = stack.pop_all()
 

@@ -37,19 +37,28 @@ class EventRing:
         self._lost_by_cpu = lost_by_cpu
         self._barrier = threading.Lock()
 
+        self.skip()
+
+    def skip(self) -> None:
+        """Begin here: what has been sent or lost until now is of no interest."""
+        self._begin = int(self._producer[0])
+        self._consumer[0] = self._begin
+        self._lost_before = self._lost_by_cpu()
+
     @property
     def sent(self) -> int:
-        """Events that the kernel has put into it so far, those that are not finished yet among them."""
-        return int(self._producer[0]) // _RECORD_BYTES
+        """Events that the kernel has put into it, those that are not finished yet among them."""
+        return (int(self._producer[0]) - self._begin) // _RECORD_BYTES
 
     @property
     def taken(self) -> int:
-        """Events that have been read so far."""
-        return int(self._consumer[0]) // _RECORD_BYTES
+        """Events that have been read."""
+        return (int(self._consumer[0]) - self._begin) // _RECORD_BYTES
 
     def lost_by_cpu(self) -> Array:
-        """Events that found no room so far, by CPU."""
-        return self._lost_by_cpu()
+        """Events that found no room, by CPU."""
+        lost: Array = self._lost_by_cpu() - self._lost_before
+        return lost
 
     def read(self) -> Array:
         """The next events (:data:`EVENT`), each once, in the order in which they were sent; empty if there are none."""

@@ -6,8 +6,6 @@ them, from 0, in the order of a recording.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from schedtrace.abi import GoroutineState
@@ -127,20 +125,24 @@ def wakers(moves: Array, numbers: Array) -> Array:
     """The goroutine that made another one runnable, for each transition: the one that ran on that thread at the time;
     :data:`NOBODY` where none did (the scheduler, the network poller), it isn't known, or nobody was made runnable.
 
-    ``moves``, ``numbers``: from :meth:`Lives.follow`. What ran on a thread before the first of them is not known.
+    ``moves``, ``numbers``: from :meth:`Lives.follow`. A goroutine runs on a thread from the move by which it begins to
+    until the one by which it stops; one of both is enough.
     """
     runs = (GoroutineState.RUNNING, GoroutineState.SYSCALL)
     woken = (moves["new"] == GoroutineState.RUNNABLE) & ~np.isin(moves["old"], runs)
-    enters = moves["new"] == GoroutineState.RUNNING
-    leaves = np.isin(moves["old"], runs) & ~np.isin(moves["new"], runs)
-    threads = moves["tid"].astype(np.int64)
-    order = np.argsort(threads, kind="stable")
-    changes = (enters | leaves)[order]
-    starts = np.concatenate([[True], threads[order][1:] != threads[order][:-1]])[: len(order)]
-    now: Any = np.where(enters[order], numbers[order], NOBODY)
-    # The last change at or before each place on the same thread.
-    last = np.maximum.accumulate(np.where(changes | starts, np.arange(len(order)), 0))
-    running = np.where(changes[last], now[last], NOBODY)
+    order = np.argsort(moves["tid"], kind="stable")
+    thread, who = moves["tid"][order], numbers[order]
+    begins = (moves["new"] == GoroutineState.RUNNING)[order]
+    stops = (np.isin(moves["old"], runs) & ~np.isin(moves["new"], runs))[order]
+    places = np.arange(len(order))
+    changes = begins | stops
+    last = np.maximum.accumulate(np.where(changes, places, -1))
+    following = np.minimum.accumulate(np.where(changes, places, len(order))[::-1])[::-1]
+    running = np.full(len(order), NOBODY, np.int64)
+    for found, known in ((following, stops), (last, begins)):
+        at = np.clip(found, 0, max(len(order) - 1, 0))
+        seen = (found == at) & known[at] & (thread[at] == thread)
+        running[seen] = who[at[seen]]
     result = np.full(len(moves), NOBODY, np.int64)
     result[order] = running
     result[~woken] = NOBODY

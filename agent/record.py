@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from schedtrace.window import Window
 
 NO_LIMIT = 1 << 62
-_BUFFER_PAGES = 1 << 14  # 64 MiB: more than a second of a million transitions a second
+MAX_GOROUTINES = 1 << 17
+BUFFER_PAGES = 1 << 14  # 64 MiB: more than a second of a million transitions a second
 _LOOK_SECONDS = 0.02
 _TARGETS_LOOK_SECONDS = 0.05
 _CLOCK_REALTIME = 0
@@ -112,6 +113,9 @@ class RecordingSession:
             with explained_by_check():
                 self._session = stack.enter_context(Session(compilation, programs))
                 self._ring = self._session.events()
+                for watched in self._targets:
+                    watched.measure(self._session)
+                self._ring.skip()
                 started_ns = monotonic_ns()
                 for watched in self._targets:
                     watched.attach(self._session)
@@ -204,7 +208,7 @@ class RecordingSession:
             self._writer.symbols(watched.slot, {pc: name for pc, name in names.items() if name})
             self._writer.frame(self._target_end(watched, snapshot, window))
         written, lost = self._writer.events_written, self._recorder.lost
-        self._writer.frame(Footer(monotonic_ns(), ended, self._recorder.sent, lost, written))
+        self._writer.frame(Footer(monotonic_ns(), ended, self._ring.sent, lost, written))
         triggers = self._sink.triggers if isinstance(self._sink, Last) else 0
         return Recorded(ended, written, self._writer.bytes_written, lost, triggers, tuple(windows))
 
@@ -237,9 +241,11 @@ class RecordingSession:
         self._stack.close()
 
 
-def compilation(pids: Sequence[int], max_goroutines: int) -> Compilation:
-    """What :class:`RecordingSession` needs, begun."""
-    return Compilation(Sizes(targets=len(pids) + 1, goroutines=max_goroutines), recording_pages=_BUFFER_PAGES)
+def compilation(
+    targets: int, max_goroutines: int = MAX_GOROUTINES, buffer_pages: int = BUFFER_PAGES
+) -> Compilation:
+    """What :class:`RecordingSession` needs for so many targets, begun. ``buffer_pages``: a power of two."""
+    return Compilation(Sizes(targets=targets + 1, goroutines=max_goroutines), recording_pages=buffer_pages)
 
 
 def _about(watched: Watched, of_many: bool) -> RecordedTarget:

@@ -24,7 +24,8 @@ def record(pids: Sequence[int], options: Options, *, max_goroutines: int, as_jso
             open_process(pid).close()  # the usual refusals don't have to wait for the compiler
         from schedtrace.record import RecordingSession, compilation
 
-        with RecordingSession(pids, compilation(pids, max_goroutines), options) as session, stop.held_back():
+        begun = compilation(len(pids), max_goroutines)
+        with RecordingSession(pids, begun, options) as session, stop.held_back():
             recorded = session.finish(session.until_end(lambda: not stop.is_set()))
         if as_json:
             json.dump(_json(recorded, options), sys.stdout)

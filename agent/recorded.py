@@ -53,7 +53,10 @@ class Selection:
         return not self.is_of_goroutines and not self.since_seconds and self.until_seconds == inf
 
 
-def windows(recording: Recording, selection: Selection = Selection()) -> list[Window]:
+ALL = Selection()
+
+
+def windows(recording: Recording, selection: Selection = ALL) -> list[Window]:
     """A window for each target. Raises UnreadableRecording; SchedtraceError if what is selected is not in it."""
     targets = [t for t in recording.targets.values() if selection.pid in (None, t.target.pid)]
     if not targets:

@@ -22,6 +22,7 @@ KEPT_MOST_BYTES = 1 << 28
 """Of events kept in memory."""
 END_BYTES = 1 << 18
 """Of a file's limit, what is left for its last frames."""
+_FRAME_BYTES = 16  # more than a frame has before its events
 _COMPACT_EVENTS = 1 << 14
 _OLDER = "older than what was to be kept"
 
@@ -69,7 +70,7 @@ class Everything:
 
     def add(self, events: Array) -> None:
         """Write these, as far as there is room."""
-        room = max(self._most_bytes - END_BYTES - self._writer.bytes_written, 0) // (EVENT.itemsize + 1)
+        room = max(self._most_bytes - END_BYTES - self._writer.bytes_written, 0) // EVENT.itemsize
         if self.full or len(events) > room:
             self._left_out.add(events[0 if self.full else room :])
             events = events[: 0 if self.full else room]
@@ -141,7 +142,7 @@ class Last:
     def _write(self, trigger: Trigger | None) -> None:
         known = latest(self._known)
         room = self._most_bytes - END_BYTES - self._writer.bytes_written - known.nbytes
-        while self._chunks and self._bytes * (EVENT.itemsize + 1) // EVENT.itemsize > room:
+        while self._chunks and self._bytes + _FRAME_BYTES * len(self._chunks) > room:
             self.full = True
             self._leave_out(self._chunks.popleft())
             known = latest(self._known)
@@ -201,51 +202,33 @@ class Recorder:
     """Moves events from a session's buffer to a file, as long as :meth:`drain` is called often enough."""
 
     def __init__(self, ring: EventRing, writer: Writer, sink: Sink, slots: Collection[int]) -> None:
-        """``slots``: numbers of the targets; events of others, by which the cost of a hit was measured, are passed
-        over."""
+        """``slots``: numbers of the targets."""
         self._ring, self._writer, self._sink = ring, writer, sink
-        self._slots = np.array(sorted(slots), np.uint16)
         self.functions: dict[int, set[int]] = {slot: set() for slot in slots}
         """Addresses of the start functions seen, by target."""
-        self.passed_over = 0
-        self._lost = ring.lost_by_cpu()
-        self._lost_before = int(self._lost.sum())
+        self._lost = np.zeros_like(ring.lost_by_cpu())
         self._looked_ns = monotonic_ns()
 
     @property
     def lost(self) -> int:
-        """Events that found no room in the buffer so far."""
-        return int(self._lost.sum()) - self._lost_before
-
-    @property
-    def sent(self) -> int:
-        """Events about the targets that have been read so far."""
-        return self._ring.sent - self.passed_over
+        """Events that found no room in the buffer."""
+        return int(self._lost.sum())
 
     def drain(self) -> int:
         """Take all that there is; how many events that was."""
-        taken = 0
-        limit = self._ring.sent  # what comes meanwhile is for the next time
-        while True:
-            events = self._ring.read()
-            if not len(events):
-                break
-            taken += len(events)
-            self._take(events)
+        begin, limit = self._ring.taken, self._ring.sent  # what comes meanwhile is for the next time
+        while len(events := self._ring.read()):
+            self._note_functions(events)
+            self._sink.add(events)
             if self._ring.taken >= limit:
                 break
         self._look_for_lost()
-        return taken
+        return self._ring.taken - begin
 
-    def _take(self, events: Array) -> None:
-        ours = np.isin(events["slot"], self._slots)
-        if not ours.all():
-            self.passed_over += int((~ours).sum())
-            events = events[ours]
+    def _note_functions(self, events: Array) -> None:
         names: Array = events[events["type"] == EventType.GOROUTINE].view(GOROUTINE)
         for slot in np.unique(names["slot"]).tolist():
             self.functions[slot].update(np.unique(names["start_pc"][names["slot"] == slot]).tolist())
-        self._sink.add(events)
 
     def _look_for_lost(self) -> None:
         lost, now_ns = self._ring.lost_by_cpu(), monotonic_ns()

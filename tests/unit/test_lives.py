@@ -127,8 +127,14 @@ def test_the_waker_is_who_runs_on_the_thread() -> None:
         transition(7, WAITING, RUNNABLE, g=0x6000, tid=9),  # by a thread not seen before
         transition(8, SYSCALL, RUNNING, g=0x2000, tid=8),
         transition(9, WAITING, RUNNABLE, g=0x1000, tid=8),  # woken by 0x2000
+        transition(10, WAITING, RUNNABLE, g=0x3000, tid=10),  # by 0x7000, which stops there later
+        transition(11, RUNNING, WAITING, g=0x7000, tid=10),
     ]
     lives = Lives()
     moves, numbers = lives.follow(np.concatenate(events))
     by = [hex(lives.table["g"][number]) if number != NOBODY else "" for number in wakers(moves, numbers)]
-    assert by == ["", "", "0x1000", "0x2000", "", "", "", "", "", "0x2000"]
+    assert by == ["", "", "0x1000", "0x2000", "", "", "", "", "", "0x2000", "0x7000", ""]
+
+
+def test_nobody_is_woken_by_nothing() -> None:
+    assert len(wakers(np.zeros(0, TRANSITION), np.zeros(0, np.int64))) == 0
