@@ -114,7 +114,7 @@ def test_the_report_of_a_recording_is_what_attach_shows(
     with Workload(binary(name, version)) as target, recording([target.pid], tmp_path, syscalls=syscalls) as result:
         target.run()
     live, replayed = result.live[0], result.replayed()[0]
-    assert live.sched_latency_total.count > 500
+    assert sum(live.transitions.values()) > 2_000
     assert replayed.sched_latency == live.sched_latency
     assert replayed.wait == live.wait
     assert replayed.run_queue == live.run_queue
