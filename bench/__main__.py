@@ -1,14 +1,22 @@
-"""All benches, one after the other: `make bench`. Takes about ten minutes and writes to standard output only."""
+"""All benches, one after the other: `make bench`. Takes a quarter of an hour and writes to standard output only."""
 
 import sys
 import time
 
-from bench import against_bpftrace, agent_scale, attach_time, hit_cost, http, nats
+from bench import against_bpftrace, agent_scale, attach_time, hit_cost, http, nats, record
 from bench.measurement import BenchError
 from tools import kernel_access
 from tools.toolchains import ToolchainError
 
-BENCHES = (hit_cost.main, against_bpftrace.main, http.main, nats.main, attach_time.main, agent_scale.main)
+BENCHES = (
+    hit_cost.main,
+    against_bpftrace.main,
+    http.main,
+    nats.main,
+    attach_time.main,
+    record.main,
+    agent_scale.main,
+)
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ TARGETS = 2
 LONG_SECONDS = 30.0
 START_SECONDS = 60.0
 NOTHING, COUNTING, RECORDING = "nothing", "counting in the kernel (attach)", "recording (record)"
-NAMES = (NOTHING, COUNTING, RECORDING)
+WAITING = "recording when something happens (--when)"
+NAMES = (NOTHING, COUNTING, RECORDING, WAITING)
+NEVER = "latency>1000s"
 SLOWDOWN_LIMIT = 1.5
 CPU_LIMIT = 1.0
 
@@ -108,14 +111,14 @@ class _Targets:
             _check(sum(sum(one.window().transitions.values()) for one in watched), 0)
             return cpu_ns
 
-    def recorded(self, folder: Path) -> float:
+    def recorded(self, folder: Path, name: str, *options: str) -> float:
         file = folder / "round.rec"
         with (
             _targets(ROUND_TRIPS) as targets,
-            _schedtrace("record", *(target.pid for target in targets), "-o", file, "--json") as recorder,
+            _schedtrace("record", *(target.pid for target in targets), "-o", file, "--json", *options) as recorder,
         ):
             _await_start(recorder, file)
-            cpu_ns = self.measure(RECORDING, targets)
+            cpu_ns = self.measure(name, targets)
             recorder.terminate()
             done = json.loads(recorder.communicate()[0])
         _check(sum(_transitions(target) for target in done["targets"]), done["lost_events"])
@@ -133,6 +136,10 @@ def _check(transitions: int, lost: int) -> None:
         raise BenchError(f"{transitions} transitions were seen, {lost} lost; there were {least}")
 
 
+def _beside_counting(name: str, one: dict[str, float]) -> float:
+    return one[name] / one[COUNTING]
+
+
 def _slowdown(rounds: Rounds, name: str) -> Spread:
     return compare(rounds, lambda one: one[name] / one[NOTHING])
 
@@ -146,7 +153,8 @@ def cost_to_the_target() -> None:
             {
                 NOTHING: targets.with_nothing,
                 COUNTING: targets.counted,
-                RECORDING: lambda: targets.recorded(folder),
+                RECORDING: lambda: targets.recorded(folder, RECORDING),
+                WAITING: lambda: targets.recorded(folder, WAITING, "--when", NEVER),
             },
             ROUNDS,
         )
@@ -156,8 +164,9 @@ def cost_to_the_target() -> None:
             for name in NAMES
         ]
         print_table([f"{title} of the targets", "ns a transition", "times without"], rows)
-        ratio = compare(rounds, lambda one: one[RECORDING] / one[COUNTING])
-        print_limit(f"recording, {title} beside counting alone", ratio.median, SLOWDOWN_LIMIT, unit=" x")
+        for name in (RECORDING, WAITING):
+            ratio = compare(rounds, partial(_beside_counting, name))
+            print_limit(f"{name}: {title} beside counting alone", ratio.median, SLOWDOWN_LIMIT, unit=" x")
         print()
 
 

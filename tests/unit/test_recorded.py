@@ -140,6 +140,33 @@ def test_a_time_that_is_not_in_it(tmp_path: Path) -> None:
             _windows(tmp_path, _good(), selection)
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples/nats-server.rec"
+VERSION_1 = Path(__file__).parents[1] / "data/recording-1.rec"
+
+
+def test_the_first_version_is_read_still() -> None:
+    """A ping-pong of 53 round trips, which parks as often as it says."""
+    with Recording.open(str(VERSION_1)) as recording:
+        assert recording.event_count == 477
+        (window,) = windows(recording)
+        (pong,) = windows(recording, Selection(function="main.pong"))
+    assert {f.function: f.parks for f in window.functions} == {"main.ping": 53, "main.pong": 53, "runtime.main": 2}
+    assert window.transitions["waiting", "runnable"] == 108
+    assert (window.sched_latency_total.count, window.lost) == (111, {})
+    assert not any("kernel counted" in remark for remark in window.unseen)
+    assert [f.runs for f in pong.functions] == [54]
+
+
+def test_the_example_is_a_real_recording() -> None:
+    with Recording.open(str(EXAMPLE)) as recording:
+        assert (recording.cut, recording.gaps, recording.lost) == ("", (), ())
+        (window,) = windows(recording)
+    assert window.target.name == "nats-server"
+    assert window.sched_latency_total.count > 5_000
+    assert any(f.function.endswith("server.(*Server).startGoRoutine.func1") for f in window.functions)
+    assert window.unseen == ("system calls: a goroutine in one counts as running",)
+
+
 def test_the_command_prints_what_attach_does(tmp_path: Path) -> None:
     path = stored(tmp_path, _good())
     (window,) = _windows(tmp_path, _good())
