@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from schedtrace.window import Window
 
 NO_LIMIT = 1 << 62
+MOST_TARGETS = 256
 MAX_GOROUTINES = 1 << 17
 BUFFER_PAGES = 1 << 14  # 64 MiB: more than a second of a million transitions a second
 _LOOK_SECONDS = 0.02

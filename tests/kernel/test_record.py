@@ -1,5 +1,6 @@
 """Recordings of real processes: every transition once, and replayed as the kernel counted them."""
 
+import json
 import os
 import re
 import signal
@@ -226,6 +227,26 @@ def test_a_recorder_that_is_stopped(tmp_path: Path) -> None:
     counted = sum(end.kernel.transitions.values())
     assert counted - lost <= in_file < counted
     assert f"{lost:,}" in run("report", path).stdout
+
+
+def test_a_recorder_that_is_killed_leaves_what_it_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "killed.rec"
+    with Workload(binary("pingpong"), "-n", ROUND_TRIPS) as target:
+        command = [*COMMAND, "record", str(target.pid), "-o", str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as recorder:
+            try:
+                until(lambda: path.exists() and path.stat().st_size > 0)
+                target.run()
+                size = 6 * ROUND_TRIPS * 40
+                until(lambda: path.stat().st_size > size)
+            finally:
+                recorder.kill()
+    with Recording.open(str(path)) as read:
+        assert "never ended" in read.cut
+        assert read.event_count * 40 > size
+    report = run("report", path, "--json")
+    assert (report.returncode, report.stderr) == (0, "")
+    assert any("never ended" in remark for remark in json.loads(report.stdout)["unseen"])
 
 
 def test_a_target_that_is_killed(tmp_path: Path) -> None:

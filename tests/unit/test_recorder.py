@@ -247,7 +247,8 @@ def test_what_a_condition_holds_for(event: Any, holds: bool) -> None:
 
 @pytest.mark.parametrize(
     ("text", "ns"),
-    [("latency>50ms", 50 * MS), (" latency > 1.5 s ", 1_500 * MS), ("latency>7us", 7_000), ("latency>7µs", 7_000)],
+    [("latency>50ms", 50 * MS), (" latency > 1.5 s ", 1_500 * MS), ("latency>7us", 7_000), ("latency>7µs", 7_000)]
+    + [("latency>999999999999s", 1 << 62)],
 )
 def test_conditions(text: str, ns: int) -> None:
     assert Condition.parse(text).latency_ns == ns
