@@ -101,10 +101,8 @@ def attach(
 @click.option("--when", type=When(), help="Write the seconds kept (5 without --ring) when a goroutine waits so long.")
 @click.option(
     "--when-pause",
-    type=Seconds(min=0, max=86400),
-    default=10.0,
-    show_default=True,
-    help="Seconds in which it is written once.",
+    type=Seconds(min=0.1, max=86400),
+    help="At most once in so many seconds; without, in as many as are kept.",
 )
 @click.option("--syscalls", is_flag=True, help="As for attach.")
 @click.option("--max-goroutines", type=click.IntRange(min=1, max=1 << 24), default=1 << 17, show_default=True)
@@ -116,7 +114,7 @@ def record(
     max_size: int | None,
     ring: float | None,
     when: Condition | None,
-    when_pause: float,
+    when_pause: float | None,
     syscalls: bool,
     max_goroutines: int,
     as_json: bool,
@@ -129,7 +127,7 @@ def record(
         raise click.UsageError("a process can be recorded only once")
     if len(pids) > MOST_TARGETS:
         raise click.UsageError(f"more than {MOST_TARGETS} processes in one recording")
-    options = Options(output, duration or 0.0, max_size or NO_LIMIT, ring or 0.0, when, when_pause, syscalls)
+    options = Options(output, duration or 0.0, max_size or NO_LIMIT, ring or 0.0, when, when_pause or 0.0, syscalls)
     record_command.record(pids, options, max_goroutines=max_goroutines, as_json=as_json)
 
 

@@ -47,7 +47,8 @@ _DEFAULT_KEPT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Options:
-    """What is to be recorded of the processes. 0 seconds of a duration: no end; of ``kept_seconds``: everything."""
+    """What is to be recorded of the processes. 0 seconds of a duration: no end; of ``kept_seconds``: everything, or
+    five seconds with a condition; of a pause: as much as is kept."""
 
     path: str
     duration_seconds: float = 0.0
@@ -154,7 +155,7 @@ class RecordingSession:
             self._options.most_bytes,
             round(self._kept_seconds * 1e9),
             self._options.when,
-            round(self._options.pause_seconds * 1e9),
+            round((self._options.pause_seconds or self._kept_seconds) * 1e9),
         )
 
     def until_end(self, goes_on: Callable[[], bool]) -> str:

@@ -89,7 +89,8 @@ class Last:
     def __init__(
         self, writer: Writer, most_bytes: int, kept_ns: int, condition: Condition | None = None, pause_ns: int = 0
     ) -> None:
-        """``pause_ns``: so long after it has held, the condition is not looked at."""
+        """``pause_ns``: not twice within that time is something written because the condition holds. If it holds again
+        before, it is written then, as far as it is still kept."""
         self._writer, self._most_bytes = writer, most_bytes
         self._kept_ns, self._condition, self._pause_ns = kept_ns, condition, pause_ns
         self._chunks: deque[Array] = deque()
@@ -99,8 +100,9 @@ class Last:
         self._known_compact = 0
         self._left_out = LeftOut()
         self._pause_until_ns = 0
+        self._pending: Trigger | None = None
         self.triggers = 0
-        """How often the condition has held, pauses aside."""
+        """How often something was written because the condition held."""
         self.full = False
 
     def add(self, events: Array) -> None:
@@ -110,19 +112,29 @@ class Last:
         self._chunks.append(events)
         self._bytes += events.nbytes
         newest_ns = int(events["time_ns"][-1])
-        if self._condition and newest_ns >= self._pause_until_ns and (trigger := first_wait(events, self._condition)):
-            self.triggers += 1
+        if self._condition and not self._pending:
+            self._pending = first_wait(events, self._condition)
+        if self._pending and newest_ns >= self._pause_until_ns:
             self._pause_until_ns = newest_ns + self._pause_ns
-            self._write(trigger)
+            self._write_pending()
         while self._chunks and (
             self._bytes > KEPT_MOST_BYTES or int(self._chunks[0]["time_ns"][-1]) < newest_ns - self._kept_ns
         ):
             self._leave_out(self._chunks.popleft())
+        if self._pending and self._pending.time_ns < newest_ns - self._kept_ns:
+            self._pending = None
+
+    def _write_pending(self) -> None:
+        self.triggers += 1
+        self._write(self._pending)
+        self._pending = None
 
     def end(self) -> None:
         """Write what is kept, if no condition says when; else, that it is left out."""
         if not self._condition:
             self._write(None)
+        elif self._pending:
+            self._write_pending()
         for events in self._chunks:
             self._left_out.add(events)
         self._chunks.clear()

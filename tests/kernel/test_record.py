@@ -358,8 +358,8 @@ def test_a_condition_that_holds_all_the_time_is_heeded_once_a_pause(tmp_path: Pa
     assert result.recorded
     with Recording.open(result.path) as read:
         times = [trigger.time_ns for trigger in read.triggers]
-    assert 2 <= len(times) == result.recorded.triggers <= 5
-    assert min(np.diff(times)) >= 1_000_000_000
+    assert 2 <= len(times) == result.recorded.triggers <= 6
+    assert min(np.diff(times)) >= 700_000_000  # what is written after a pause happened up to 0.2 s before its end
 
 
 def test_only_the_last_seconds(tmp_path: Path) -> None:

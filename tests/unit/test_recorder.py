@@ -190,15 +190,27 @@ def test_a_condition_has_what_came_before_written_and_goes_on(tmp_path: Path) ->
     slow = {t: transition(t * MS, RUNNABLE, RUNNING, since_ns=(t - 6) * MS) for t in (20, 40, 60, 61)}
     for t in range(100):
         sink.add(slow.get(t, _moves(t, t + 1)[0]))
-    assert sink.triggers == 2
     sink.end()
+    assert sink.triggers == 3
     recording, events = _read(file, tmp_path)
     with recording:
-        # after the one at 20 comes a pause, until 45
-        assert [(t.time_ns - STARTED_NS) // MS for t in recording.triggers] == [20, 60]
-        assert [t.waited_ns for t in recording.triggers] == [6 * MS, 6 * MS]
-        assert _kept(events) == [*range(9, 21), *range(49, 61)]
+        # The one at 20 is written at once. Then comes a pause until 45, and one until 70.
+        assert [(t.time_ns - STARTED_NS) // MS for t in recording.triggers] == [20, 40, 60]
+        assert [t.waited_ns for t in recording.triggers] == [6 * MS] * 3
+        assert _kept(events) == [*range(9, 21), *range(34, 46), *range(59, 71)]
         assert sum(gap.count for gap in recording.gaps) == 100 - len(events)
+
+
+def test_in_a_pause_longer_than_what_is_kept_something_is_missed(tmp_path: Path) -> None:
+    file, writer = _writer()
+    sink = Last(writer, NO_LIMIT, 10 * MS, Condition.parse("latency>5ms"), 50 * MS)
+    slow = {t: transition(t * MS, RUNNABLE, RUNNING, since_ns=(t - 6) * MS) for t in (20, 40, 65, 99)}
+    for t in range(100):
+        sink.add(slow.get(t, _moves(t, t + 1)[0]))
+    sink.end()
+    recording, _ = _read(file, tmp_path)
+    with recording:  # at 70 that of 40 is gone; the last one is written at the end
+        assert [(t.time_ns - STARTED_NS) // MS for t in recording.triggers] == [20, 65, 99]
 
 
 def test_a_condition_that_never_holds(tmp_path: Path) -> None:
