@@ -312,16 +312,16 @@ def _started_as(pid: int, command: list[str]) -> subprocess.Popen[bytes]:
     raise AssertionError(f"no process got PID {pid}")
 
 
-STALL_SECONDS = 0.3
+STALL_SECONDS = 1.0
 
 
 def test_a_stall_is_caught(tmp_path: Path) -> None:
     """The target is stopped for a while: of forty goroutines that want to run, some wait for that long."""
-    condition = Condition.parse("latency>250ms")
-    with Workload(binary("latencies"), "-duration", "4s") as target:
-        with recording([target.pid], tmp_path, when=condition, kept_seconds=1.0, pause_seconds=60.0) as result:
+    condition = Condition.parse("latency>900ms")
+    with Workload(binary("latencies"), "-duration", "5s") as target:
+        with recording([target.pid], tmp_path, when=condition, kept_seconds=2.0) as result:
             target.go()
-            time.sleep(2)
+            time.sleep(3)
             stopped_ns = time.monotonic_ns()
             os.kill(target.pid, signal.SIGSTOP)
             time.sleep(STALL_SECONDS)
@@ -329,20 +329,18 @@ def test_a_stall_is_caught(tmp_path: Path) -> None:
             went_on_ns = time.monotonic_ns()
             target.done()
         assert result.recorded
-        assert result.recorded.triggers == 1
     with Recording.open(result.path) as read:
-        (trigger,) = read.triggers
-        gaps = read.gaps
+        assert len(read.triggers) == result.recorded.triggers >= 1
+        trigger = next(one for one in read.triggers if one.time_ns > went_on_ns)
+        assert sum(gap.count for gap in read.gaps) > 1_000
         (window,) = result.replayed()
-    assert trigger.time_ns > went_on_ns
     assert trigger.waited_ns > condition.latency_ns
     assert trigger.time_ns - trigger.waited_ns < stopped_ns + 100_000_000
     moves = of_type(result.events(), EventType.TRANSITION)
-    assert ((moves["time_ns"] == trigger.time_ns) & (moves["g"] == trigger.g)).sum() == 1
-    # what came before is there, from before the stall on, but not all
-    assert trigger.time_ns - 1_300_000_000 < int(moves["time_ns"].min()) < stopped_ns
-    assert int(moves["time_ns"].max()) < trigger.time_ns + 200_000_000
-    assert [gap.count > 0 for gap in gaps] == [True, True]
+    stalled = moves[(moves["time_ns"] == trigger.time_ns) & (moves["g"] == trigger.g)]
+    assert (stalled["time_ns"] - stalled["since_ns"]).tolist() == [trigger.waited_ns]
+    # what came before is there, from before the stall on
+    assert int(moves["time_ns"].min()) < stopped_ns - 100_000_000
     # and of it, the report says how long goroutines waited and what they are
     assert window.sched_latency_total.max_ns >= trigger.waited_ns
     assert "main.(*work).worker" in {f.function for f in window.functions}
