@@ -121,7 +121,8 @@ def record(
 ) -> None:
     """Write every change of state of the goroutines of processes to a file (docs/recording.md)."""
     from schedtrace import record_command
-    from schedtrace.record import MOST_TARGETS, NO_LIMIT, Options
+    from schedtrace.record import NO_LIMIT, Options
+    from schedtrace.recording import MOST_TARGETS
 
     if len(set(pids)) < len(pids):
         raise click.UsageError("a process can be recorded only once")

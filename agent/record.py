@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from schedtrace.window import Window
 
 NO_LIMIT = 1 << 62
-MOST_TARGETS = 256
 MAX_GOROUTINES = 1 << 17
 BUFFER_PAGES = 1 << 14  # 64 MiB: more than a second of a million transitions a second
 _LOOK_SECONDS = 0.02
@@ -168,7 +167,7 @@ class RecordingSession:
                 return "the duration is over"
             self._recorder.drain()
             if self._sink.full:
-                return f"the file has reached its limit of {self._options.most_bytes} bytes"
+                return "the file has reached its limit"
             if now >= next_look:
                 next_look = now + _TARGETS_LOOK_SECONDS
                 if ended := self._look_at_targets():
@@ -201,7 +200,7 @@ class RecordingSession:
             snapshots = [watched.snapshot() for watched in self._targets]
             if not self._recorder.drain():
                 break
-        self._sink.end()
+        self._recorder.end()
         windows = []
         for watched, snapshot in zip(self._targets, snapshots, strict=True):
             window = watched.window_of(snapshot, self._ended[watched.slot][0])

@@ -51,7 +51,7 @@ USAGE_ERRORS = {
     ("report", "x", "--from", "soon"): "'soon' is not a valid float",
     ("report", "x", "--from", "inf"): "inf is not in the range",
     ("report", "x", "--goroutine", "0"): "0 is not in the range",
-    ("record", *map(str, range(1, 258)), "-o", "x"): "more than 256 processes in one recording",
+    ("record", *map(str, range(1, 66)), "-o", "x"): "more than 64 processes in one recording",
     ("inspect",): "Missing argument 'PID|FILE'",
     ("inspect", "a", "b"): "unexpected extra argument (b)",
     ("list", "all"): "unexpected extra argument (all)",

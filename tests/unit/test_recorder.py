@@ -119,23 +119,29 @@ def _read(file: io.BytesIO, tmp_path: Path) -> tuple[Recording, Any]:
     return recording, np.concatenate([np.zeros(0, EVENT), *recording.events()])
 
 
-def test_the_recorder_moves_events_and_counts_what_was_lost(tmp_path: Path) -> None:
+def test_the_recorder_moves_events_and_counts_what_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kernel = Kernel()
     file, writer = _writer()
     recorder = Recorder(kernel.ring(), writer, Everything(writer, NO_LIMIT), [1])
     kernel.send(some_events())
     assert recorder.drain() == 9
     assert recorder.drain() == 0
+    monkeypatch.setattr("schedtrace.recorder._LOST_PAUSE_NS", 0)
     kernel.lost += np.array([0, 7], np.uint64)
     recorder.drain()
-    kernel.lost += np.array([1, 2], np.uint64)
-    recorder.drain()
-    assert recorder.lost == 10
+    monkeypatch.setattr("schedtrace.recorder._LOST_PAUSE_NS", 1 << 60)
+    for _ in range(3):
+        kernel.lost += np.array([1, 2], np.uint64)
+        recorder.drain()
+    assert recorder.lost == 16
+    recorder.end()
     assert recorder.functions == {1: {START_PC}}
     recording, events = _read(file, tmp_path)
     with recording:
         assert events.tobytes() == some_events().tobytes()
-        assert [(lost.cpu, lost.count) for lost in recording.lost] == [(1, 7), (0, 1), (1, 2)]
+        assert [(lost.cpu, lost.count) for lost in recording.lost] == [(1, 7), (0, 3), (1, 6)]
         assert all(lost.since_ns <= lost.until_ns for lost in recording.lost)
         assert recording.lost[0].until_ns == recording.lost[1].since_ns
 
