@@ -226,7 +226,7 @@ HOSTILE = {
     + b"".join(_frame(FrameKind.TARGET, _changed(TARGET, slot=slot)) for slot in range(100)),
     "an_end_of_no_target": _with(FrameKind.TARGET_END, recording_frames.pack(replace(END, slot=9))),
     "counts_of_everything": _with(
-        FrameKind.TARGET_END, _changed(END, kernel=asdict(END.kernel) | {"transitions": dict.fromkeys(range(16_000), 1)})
+        FrameKind.TARGET_END, _changed(END, kernel=asdict(END.kernel) | {"transitions": dict.fromkeys(range(999), 1)})
     ),
     "hits_without_end": _with(FrameKind.TARGET_END, _changed(END, hits=[0] * 16_000)),
     "a_histogram_too_short": _with(
