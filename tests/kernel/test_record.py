@@ -130,6 +130,13 @@ def test_also_of_a_build_whose_casgstatus_is_inlined(tmp_path: Path, version: st
     assert in_one_order(result.replayed()[0]) == in_one_order(result.live[0])
 
 
+def test_also_where_there_are_more_goroutines_than_can_be_followed(tmp_path: Path) -> None:
+    with Workload(binary("mixed")) as target, recording([target.pid], tmp_path, max_goroutines=16) as result:
+        target.run()
+    assert result.live[0].lost["goroutine_table_full"] > 1_000
+    assert in_one_order(result.replayed()[0]) == in_one_order(result.live[0])
+
+
 def _own(window: Window) -> dict[str, int]:
     return {f.function: f.parks for f in window.functions if f.function in PINGPONG}
 
