@@ -15,6 +15,7 @@ from types import FrameType
 from schedtrace.binaries import Binaries
 from schedtrace.bpf_text import all_programs
 from schedtrace.check import require_capabilities
+from schedtrace.compilation import Compilation, Sizes
 from schedtrace.exporter import Exporter
 from schedtrace.fleet import Fleet
 from schedtrace.governor import Governor, Policy
@@ -24,7 +25,7 @@ from schedtrace.pods import PodIndex
 from schedtrace.procfs import running_pids
 from schedtrace.report_json import processes_json
 from schedtrace.selection import Selection
-from schedtrace.session import Compilation, Session, Sizes
+from schedtrace.session import Session
 from schedtrace.tls import TlsFiles
 from schedtrace.web import Address, MetricsServer
 from schedtrace.window import PASSIVE_LEVEL

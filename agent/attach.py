@@ -1,7 +1,8 @@
 """One process under watch: find, resolve, plan, load, read and join, wired together for ``schedtrace attach``.
 
-:class:`Watch` holds everything that belongs to the target: the pidfd, an open descriptor of the file with its Go
-runtime (so that a deleted or replaced file, or another mount namespace, makes no difference), the BPF session.
+:class:`Watch` has a BPF session of its own, a :class:`Watched` is in one that others may share. They hold everything
+that belongs to the target: the pidfd, and an open descriptor of the file with its Go runtime (so that a deleted or
+replaced file, or another mount namespace, makes no difference).
 """
 
 from __future__ import annotations
@@ -9,62 +10,73 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Self
 
 from schedtrace import cgroups, join, target
 from schedtrace.bpf_text import RECORD
+from schedtrace.calibrate import Calibration
+from schedtrace.compilation import Compilation
 from schedtrace.errors import AttachFailed, NodeUnsupported, NotTraceable, PermissionDenied
 from schedtrace.image import Image, open_image
 from schedtrace.node import prepare_node
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
 from schedtrace.procfs import ExecutableIdentity, Process, open_process, running_pids
 from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
-from schedtrace.session import Compilation, Session
+from schedtrace.session import Session, Snapshot
+from schedtrace.thread_watch import ThreadSnapshot
 from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL, ProbeHits, Target, Throttling, Window
 
 _EXEC_LOOK_SECONDS = 0.05
 
 
-class Watch:
-    """A target from attach to detach. Close it, or use it in ``with``."""
+@dataclass(frozen=True)
+class Look:
+    """What the maps held of a target."""
 
-    def __init__(
-        self,
-        pid: int,
-        compilation: Compilation | None = None,
-        *,
-        level: str = FULL_LEVEL,
-        syscalls: bool = False,
-    ) -> None:
-        """Attach to process ``pid``. ``compilation``: one that has begun already, if any; it is closed with the watch.
-        ``level``: FULL_LEVEL or SAMPLED_LEVEL.
+    snapshot: Snapshot
+    threads: ThreadSnapshot
 
-        Raises the SchedtraceError that says why it can't be done.
+
+class Watched:
+    """A target from the first look at it until its probes are out. Close it, or use it in ``with``."""
+
+    def __init__(self, pid: int, *, level: str = FULL_LEVEL, syscalls: bool = False) -> None:
+        """Look at process ``pid``: all but loading anything. ``level``: FULL_LEVEL or SAMPLED_LEVEL.
+
+        Raises the SchedtraceError that says why it can't be watched.
         """
         with ExitStack() as stack:
-            programs = {RECORD} if level == SAMPLED_LEVEL else set()
-            compilation = stack.enter_context(compilation or Compilation(programs=programs))
             self.process = stack.enter_context(open_process(pid))
             prepare_node()
-            image = open_image(self.process, syscalls=syscalls)
-            stack.callback(os.close, image.descriptor)
-            self.plan = image.plan.at_sampled_level() if level == SAMPLED_LEVEL else image.plan
+            self._image = open_image(self.process, syscalls=syscalls)
+            stack.callback(os.close, self._image.descriptor)
+            plan = self._image.plan
+            self.plan = plan.at_sampled_level() if level == SAMPLED_LEVEL else plan
             self._level = level
-            self._names = FunctionNames(image.path)
+            self._names = FunctionNames(self._image.path)
             stack.callback(self._names.close)
-            self._bias = image.load_bias
-            self._runtime, self._unseen = _runtime_of(image)
+            self._bias = self._image.load_bias
+            self._runtime, runtime_unseen = _runtime_of(self._image)
+            self.unseen = (*self.plan.unseen, *runtime_unseen)
+            """What can't be seen of it, in words."""
             self._cgroups = _cgroups_of(self.process)
-            with _explained_by_check():
-                self._session = stack.enter_context(Session(compilation, target.programs_of(self.plan)))
-                self._attach(image)
-            self._calibration = target.calibration(
-                self._session, [self.plan.mode], {probe.emulated for probe in self.plan.probes}
-            )
+            self.calibration: Calibration | None = None
+            """Of the session, if there is one, once it has been made."""
             self._bill = target.Bill()
             self._stack = stack.pop_all()
+
+    @property
+    def instructions(self) -> set[bool]:
+        """Whether its probes are on instructions that the kernel emulates, or on others, or both."""
+        return {probe.emulated for probe in self.plan.probes}
+
+    def attach(self, session: Session) -> None:
+        """Begin to count, in a session that has the plan's programs. Raises SchedtraceError."""
+        self._session = session
+        self._attach(self._image)
 
     def _attach(self, image: Image) -> None:
         # Who else maps a shared object is not looked for.
@@ -76,14 +88,17 @@ class Watch:
             raise
         record = target.record_of(self.plan, self._bias)
         self._throttled_before = self._cgroups.cpu_stat()
-        self._session.threads.watch(
-            self.process.pid,
-            target.process_of(
-                self.process, self._runtime, target.reasons_of(self.plan), self._bias, by_function=True
-            ),
+        process = target.process_of(
+            self.process, self._runtime, target.reasons_of(self.plan), self._bias, by_function=True
         )
+        self.goroutines_known = bool(process.allm)
+        """Can it be told which goroutine a thread runs?"""
+        process.is_recorded, process.event_slot = self._session.records, self._session.next_slot
+        # First the threads: of what a goroutine waited for is known what its thread has done since then.
+        self._session.threads.watch(self.process.pid, process)
         self._session.watch(self.process.pid, record, sampler=target.sampler_of(self.plan, self._bias))
-        self._started_ns = record.attached_ns
+        self.slot = record.slot
+        self.started_ns = record.attached_ns
         # From here on the session itself notices when the process executes another program.
         self._refuse_another_program()
 
@@ -103,8 +118,6 @@ class Watch:
                 return f"the target (PID {self.process.pid}) exited"
             if not self._session.is_watched(self.process.pid):
                 return f"the target (PID {self.process.pid}) executed another program"
-            if self._calibration:
-                self._calibration.measure()
             if left <= _EXEC_LOOK_SECONDS:
                 return ""
 
@@ -115,16 +128,25 @@ class Watch:
 
     def window(self, ended: str = "") -> Window:
         """All that was seen since attach."""
+        return self.window_of(self.look(), ended)
+
+    def look(self) -> Look:
+        """What has been counted since attach."""
         snapshot = self._session.snapshot(self.process.pid)
+        return Look(snapshot, self._session.threads.snapshot(self.process.pid))
+
+    def window_of(self, look: Look, ended: str) -> Window:
+        """The window that ended when it was looked."""
+        snapshot = look.snapshot
         places = join.standing_out(snapshot.goroutines, snapshot.time_ns)
         again = [] if snapshot.keys is None else self._session.look_again(snapshot.keys[places])
         sampled = self._level == SAMPLED_LEVEL
-        counts = join.counts(snapshot, target.reasons_of(self.plan), self._function_name)
+        counts = join.counts(snapshot, target.reasons_of(self.plan), self.function_name)
         samples = join.samples(snapshot.samples, target.stops_of(self.plan)) if sampled else None
-        threads = join.thread_counts(self._session.threads.snapshot(self.process.pid), self._function_name)
+        threads = join.thread_counts(look.threads, self.function_name)
         return Window(
-            target=self._target(counts.cgroup_id),
-            duration_ns=counts.time_ns - self._started_ns,
+            target=self.about(counts.cgroup_id),
+            duration_ns=counts.time_ns - self.started_ns,
             transitions=counts.transitions,
             sched_latency=counts.sched_latency,
             wait=counts.wait,
@@ -133,39 +155,42 @@ class Watch:
             run_queue=threads.run_queue,
             off_cpu=threads.off_cpu,
             off_cpu_functions=threads.functions,
-            threads=self._thread_count(),
+            threads=self.thread_count(),
             goroutines=counts.goroutines,
             probes=tuple(
                 ProbeHits(p.function, p.site, p.emulated, n)
                 for p, n in zip(self.plan.probes, counts.hits, strict=False)
             ),
             foreign_hits=counts.foreign_hits,
-            unseen=(*self.plan.unseen, *self._unseen),
+            unseen=self.unseen,
             lost=join.lost_in_all(counts.lost, threads.lost),
             throttling=self._throttling(),
             overhead_ns=self._overhead_ns(counts.hits),
             ended=ended,
-            worst=join.living_goroutines(snapshot, places, again, target.reasons_of(self.plan), self._function_name),
+            worst=join.living_goroutines(snapshot, places, again, target.reasons_of(self.plan), self.function_name),
             wait_parts=None if sampled else counts.wait_parts,
             samples=samples,
         )
 
     def _overhead_ns(self, hits: Sequence[int]) -> int | None:
-        if self._calibration is None:
+        if self.calibration is None:
             return None
-        self._bill.add(self.plan, hits, target.costs_of(self._calibration, self.plan))
+        self._bill.add(self.plan, hits, target.costs_of(self.calibration, self.plan))
         return round(self._bill.ns)
 
-    def _function_name(self, start_pc: int) -> str | None:
+    def function_name(self, start_pc: int) -> str | None:
+        """Name of the function at an address in the process, if any."""
         return self._names.name(start_pc - self._bias)
 
-    def _thread_count(self) -> int:
+    def thread_count(self) -> int:
+        """Threads it has now; 0 if it has ended."""
         with suppress(NotTraceable):
             threads = self.process.thread_count()
             return threads if self.process.still_same() else 0
         return 0
 
-    def _target(self, seen_cgroup_id: int) -> Target:
+    def about(self, seen_cgroup_id: int = 0) -> Target:
+        """Who it is; ``seen_cgroup_id``: the cgroup its threads were in when they hit a probe."""
         main, limit = self._cgroups.main, self._cgroups.cpu_limit()
         unified = self._cgroups.unified
         # Where cgroup2 is in use, the id that BPF saw at the last event is the join key; a process that is only in v1
@@ -202,8 +227,52 @@ class Watch:
         self.close()
 
     def close(self) -> None:
-        """Take the probes out. May be called twice."""
+        """Let go of what belongs to the target. May be called twice."""
         self._stack.close()
+
+
+class Watch(Watched):
+    """A target from attach to detach, with a session of its own."""
+
+    def __init__(
+        self,
+        pid: int,
+        compilation: Compilation | None = None,
+        *,
+        level: str = FULL_LEVEL,
+        syscalls: bool = False,
+    ) -> None:
+        """Attach to process ``pid``. ``compilation``: one that has begun already, if any; it is closed with the watch.
+        ``level``: as for :class:`Watched`.
+
+        Raises the SchedtraceError that says why it can't be done.
+        """
+        with ExitStack() as stack:
+            programs = {RECORD} if level == SAMPLED_LEVEL else set()
+            compilation = stack.enter_context(compilation or Compilation(programs=programs))
+            super().__init__(pid, level=level, syscalls=syscalls)
+            stack.callback(super().close)
+            with explained_by_check():
+                session = stack.enter_context(Session(compilation, target.programs_of(self.plan)))
+                self.attach(session)
+            self.calibration = target.calibration(session, [self.plan.mode], self.instructions)
+            self._all = stack.pop_all()
+
+    def ended(self, timeout_seconds: float) -> str:
+        """As of a :class:`Watched`. What a hit costs is measured meanwhile, time and again."""
+        deadline = monotonic() + timeout_seconds
+        while True:
+            left = max(deadline - monotonic(), 0)
+            if ended := super().ended(min(left, _EXEC_LOOK_SECONDS)):
+                return ended
+            if self.calibration:
+                self.calibration.measure()
+            if left <= _EXEC_LOOK_SECONDS:
+                return ""
+
+    def close(self) -> None:
+        """Take the probes out, too. May be called twice."""
+        self._all.close()
 
 
 def plan_of(target: str, *, syscalls: bool) -> ProbePlan:
@@ -217,7 +286,7 @@ def plan_of(target: str, *, syscalls: bool) -> ProbePlan:
 
 
 @contextmanager
-def _explained_by_check() -> Iterator[None]:
+def explained_by_check() -> Iterator[None]:
     """If loading or attaching fails and `schedtrace check` finds what is missing, say that: BCC names no capability."""
     try:
         yield

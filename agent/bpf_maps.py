@@ -42,7 +42,7 @@ class MapReader:
         self._cpus = possible_cpus()
 
     def descriptor(self, table: str) -> int:
-        """The map itself, for who reads it without us."""
+        """The map itself, which is BCC's, for who reads it without us."""
         return int(self._lib.bpf_table_fd(self._bpf.module, table.encode()))
 
     def per_cpu(self, table: str, index: int, dtype: Any) -> Array:

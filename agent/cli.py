@@ -12,57 +12,23 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import TYPE_CHECKING
 
 import click
 
 from schedtrace.errors import NodeUnsupported, SchedtraceError
+from schedtrace.parameters import MOST_SECONDS, Examples, Seconds, Size, When, share
 from schedtrace.progress import Progress
 
 if TYPE_CHECKING:
+    from schedtrace.condition import Condition
     from schedtrace.listings import Listing
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-
-class _Examples(click.Command):
-    """A command whose help ends with examples, as those of the BCC tools do."""
-
-    def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._examples = examples
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_epilog(ctx, formatter)
-        if self._examples:
-            with formatter.section("Examples"):
-                formatter.write_dl([(f"schedtrace {command}", what) for command, what in self._examples])
-
-
-def _share(_context: click.Context, parameter: click.Parameter, value: str) -> float | None:
-    """A percentage as a fraction; None for "none" and for 100."""
-    if value == "none":
-        return None
-    try:
-        percent = float(value.removesuffix("%"))
-    except ValueError:
-        percent = 0.0
-    if not 0 < percent <= 100:
-        raise click.BadParameter(f"{value!r} is neither a percentage above 0 nor 'none'", param=parameter)
-    return percent / 100 if percent < 100 else None
-
-
-class _Seconds(click.FloatRange):
-    """A number, which "nan" is not."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = float(super().convert(value, param, ctx))
-        if seconds != seconds:
-            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
-        return seconds
 
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/json.md).")
@@ -75,7 +41,7 @@ def schedtrace() -> None:
 
 
 @schedtrace.command(
-    cls=_Examples,
+    cls=Examples,
     examples=[
         ("attach 1234", "watch until Ctrl-C or the target's end"),
         ("attach 1234 --duration 10", "for ten seconds, then the summary"),
@@ -86,11 +52,11 @@ def schedtrace() -> None:
 )
 @click.argument("pid", type=click.IntRange(min=1))
 @click.option(
-    "--duration", type=_Seconds(min=0, min_open=True), help="Seconds to watch; without, until Ctrl-C."
+    "--duration", type=Seconds(min=0, min_open=True), help="Seconds to watch; without, until Ctrl-C."
 )
 @click.option(
     "--interval",
-    type=_Seconds(min=0.1),
+    type=Seconds(min=0.1),
     default=1.0,
     show_default=True,
     help="Seconds between two updates.",
@@ -138,7 +104,88 @@ def attach(
 
 
 @schedtrace.command(
-    cls=_Examples,
+    cls=Examples,
+    examples=[
+        ("record 1234 -o x.rec --duration 10", "everything of ten seconds"),
+        ("record 1234 5678 -o x.rec --ring 30", "until Ctrl-C, and then the last half minute"),
+        ("record 1234 -o x.rec --when 'latency>50ms'", "what came before each wait to run of over 50 ms"),
+    ],
+)
+@click.argument("pids", metavar="PID...", type=click.IntRange(min=1), nargs=-1, required=True)
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="File to write.")
+@click.option(
+    "--duration", type=Seconds(min=0, min_open=True), help="Seconds to record; without, until Ctrl-C."
+)
+@click.option("--max-size", type=Size(), help="End when the file has so many bytes (100M).")
+@click.option("--ring", type=Seconds(min=0.1, max=3600), help="Keep only the last so many seconds (and 256 MiB).")
+@click.option("--when", type=When(), help="Write the seconds kept (5 without --ring) when a goroutine waits so long.")
+@click.option(
+    "--when-pause",
+    type=Seconds(min=0.1, max=86400),
+    help="At most once in so many seconds; without, in as many as are kept.",
+)
+@click.option("--syscalls", is_flag=True, help="As for attach.")
+@click.option("--max-goroutines", type=click.IntRange(min=1, max=1 << 24), default=1 << 17, show_default=True)
+@_json_option
+def record(
+    pids: tuple[int, ...],
+    output: str,
+    duration: float | None,
+    max_size: int | None,
+    ring: float | None,
+    when: Condition | None,
+    when_pause: float | None,
+    syscalls: bool,
+    max_goroutines: int,
+    as_json: bool,
+) -> None:
+    """Write every change of state of the goroutines of processes to a file (docs/recording.md)."""
+    from schedtrace import record_command
+    from schedtrace.record import NO_LIMIT, Options
+    from schedtrace.recording import MOST_TARGETS
+
+    if len(set(pids)) < len(pids):
+        raise click.UsageError("a process can be recorded only once")
+    if len(pids) > MOST_TARGETS:
+        raise click.UsageError(f"more than {MOST_TARGETS} processes in one recording")
+    options = Options(output, duration or 0.0, max_size or NO_LIMIT, ring or 0.0, when, when_pause or 0.0, syscalls)
+    record_command.record(pids, options, max_goroutines=max_goroutines, as_json=as_json)
+
+
+@schedtrace.command(
+    cls=Examples,
+    examples=[
+        ("report x.rec", "what attach would have said"),
+        ("report x.rec --from 2.5 --to 3", "of half a second of it"),
+        ("report x.rec --function 'main.*'", "of the goroutines that began with these functions"),
+    ],
+)
+@click.argument("file")
+@click.option("--from", "since", type=Seconds(min=0, max=MOST_SECONDS), help="Seconds from the recording's start.")
+@click.option("--to", "until", type=Seconds(min=0, max=MOST_SECONDS), help="Seconds from the recording's start.")
+@click.option("--goroutine", type=click.IntRange(min=1, max=(1 << 63) - 1), help="Only the goroutine with this id.")
+@click.option("--function", default="", metavar="PATTERN", help="Only goroutines that began with such a function.")
+@click.option("--pid", type=click.IntRange(min=1), help="Of several processes, only this one.")
+@_json_option
+def report(
+    file: str,
+    since: float | None,
+    until: float | None,
+    goroutine: int | None,
+    function: str,
+    pid: int | None,
+    as_json: bool,
+) -> None:
+    """Show what a recording says: the report of attach. Needs neither root nor BCC."""
+    from schedtrace import record_command
+    from schedtrace.recorded import Selection
+
+    selection = Selection(since or 0.0, inf if until is None else until, goroutine, function, pid)
+    record_command.report(file, selection, as_json=as_json)
+
+
+@schedtrace.command(
+    cls=Examples,
     examples=[
         ("inspect 1234", "what would be probed in a running process"),
         ("inspect ./server", "the same for a file, on any machine"),
@@ -159,7 +206,7 @@ def inspect(target: str, syscalls: bool, as_json: bool) -> None:
 
 @schedtrace.command(
     name="list",
-    cls=_Examples,
+    cls=Examples,
     examples=[
         ("list", "all Go processes of this node"),
         ("list --agent 127.0.0.1:9755", "and what the agent there does with them"),
@@ -179,7 +226,7 @@ def list_(address: str | None, as_json: bool) -> None:
     _print(list_listing(found, watched), as_json)
 
 
-@schedtrace.command(cls=_Examples, examples=[("check", "and what to do about what is missing")])
+@schedtrace.command(cls=Examples, examples=[("check", "and what to do about what is missing")])
 @_json_option
 def check(as_json: bool) -> int:
     """Find out whether this node can run schedtrace: kernel, capabilities, tracefs, BCC."""
@@ -193,7 +240,7 @@ def check(as_json: bool) -> int:
 
 
 @schedtrace.command(
-    cls=_Examples,
+    cls=Examples,
     examples=[
         ("agent", "every Go process of this node, at 127.0.0.1:9755/metrics"),
         ("agent --listen 0.0.0.0:9755", "for a Prometheus elsewhere"),
@@ -233,7 +280,7 @@ def check(as_json: bool) -> int:
 @click.option("--max-goroutines", type=click.IntRange(min=1, max=1 << 24), default=1 << 17, show_default=True)
 @click.option(
     "--max-overhead",
-    callback=_share,
+    callback=share,
     metavar="PERCENT",
     default="1",
     show_default=True,

@@ -37,3 +37,7 @@ class PermissionDenied(SchedtraceError):
     """A capability or an access right is missing; the message says which."""
 
     exit_code = 77
+
+
+class UnreadableRecording(SchedtraceError):
+    """The file is no recording, is damaged, or of a version that is not known."""

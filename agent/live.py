@@ -7,21 +7,19 @@ Ctrl-C, SIGTERM, the end of the duration and the end of the target all lead to t
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from schedtrace.bpf_text import RECORD
+from schedtrace.compilation import Compilation, Sizes
 from schedtrace.procfs import open_process
 from schedtrace.progress import Progress
-from schedtrace.session import Compilation, Sizes
+from schedtrace.stopping import Stop, stop_signals
 from schedtrace.streams import is_ours, is_plain
 from schedtrace.window import SAMPLED_LEVEL
 
@@ -30,50 +28,6 @@ if TYPE_CHECKING:
     from schedtrace.screen import View
     from schedtrace.terminal import Terminal
     from schedtrace.window import Window
-
-
-class _Stop:
-    """Whether the user wants the session to end."""
-
-    def __init__(self) -> None:
-        self._heard = 0
-        self._patience = 0
-
-    def hear(self, _signal: int, _frame: FrameType | None) -> None:
-        """A signal has come."""
-        self._heard += 1
-        if self._heard > self._patience:
-            raise KeyboardInterrupt
-
-    def is_set(self) -> bool:
-        """Has one come? Python drops what is raised while it runs a destructor or the like."""
-        return self._heard > 0
-
-    @contextmanager
-    def held_back(self) -> Iterator[None]:
-        """Signals are to be looked for, and raise nothing: what is done must not stop half way. Only a third is
-        heard at once: it may be that a terminal takes no more of what is written."""
-        self._patience = 2
-        try:
-            yield
-        finally:
-            self._patience = 0
-
-
-@contextmanager
-def _stop_signals() -> Iterator[_Stop]:
-    """SIGTERM, and SIGHUP where it isn't ignored (nohup), end a session as Ctrl-C does; and SIGINT does also where it
-    is ignored at the start, as by a shell in what it runs in the background."""
-    stop = _Stop()
-    ours = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        ours.append(signal.SIGHUP)
-    before = {number: signal.signal(number, stop.hear) for number in ours}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Output:
@@ -142,7 +96,7 @@ class _Screen(_Output):
 
 
 def _until_end(
-    watch: Watch, stop: _Stop, duration_seconds: float | None, interval_seconds: float, output: _Output
+    watch: Watch, stop: Stop, duration_seconds: float | None, interval_seconds: float, output: _Output
 ) -> str:
     """Show the window so far at every interval until the session ends; why it has ended."""
     now = monotonic()
@@ -178,7 +132,7 @@ def attach(
 ) -> None:
     """Watch ``pid`` and print what is seen to standard output, until the duration, the target or the user ends it."""
     with ExitStack() as stack:
-        stop = stack.enter_context(_stop_signals())
+        stop = stack.enter_context(stop_signals())
         open_process(pid).close()  # the usual refusals don't have to wait for the compiler
         start = stack.enter_context(Progress(f"attaching to process {pid}"))
         programs = {RECORD} if level == SAMPLED_LEVEL else set()

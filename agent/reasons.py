@@ -109,6 +109,7 @@ def target_record(offsets: Mapping[str, int], reasons: Sequence[str], *, stale_r
         g_coroarg=offset("g.coroarg"),
         g_coroexit=offset("g.coroexit"),
         coro_gp=offset("coro.gp"),
+        g_goid=offset("g.goid"),
         coroutine_reason=REASON_UNKNOWN,
         running_reasons=0 if stale_reasons else running_reasons(reasons),
     )

@@ -115,10 +115,11 @@ class IntervalLines:
         """The line about the time since the window given before (or since attach), with titles the first
         time."""
         before, self._before = self._before, window
-        latency, run_queue = window.sched_latency_total, window.run_queue
+        latency, run_queue = window.sched_latency_total, window.run_queue or Histogram()
         duration_ns, throttled_ns, lost = window.duration_ns, _throttled_ns(window), sum(window.lost.values())
         if before is not None:
-            latency, run_queue = latency.since(before.sched_latency_total), run_queue.since(before.run_queue)
+            latency = latency.since(before.sched_latency_total)
+            run_queue = run_queue.since(before.run_queue or Histogram())
             duration_ns -= before.duration_ns
             throttled_ns -= _throttled_ns(before)
             lost -= sum(before.lost.values())
@@ -217,6 +218,8 @@ def _bars(histogram: Histogram) -> Text:
 
 
 def _run_queue(window: Window) -> list[Text]:
+    if window.run_queue is None:
+        return []
     title = heading("Threads waiting for a CPU", "runnable for the kernel, not running")
     if not window.run_queue.count:
         return [Text(), title, paragraph("none waited")]
@@ -370,6 +373,8 @@ def _throttled_ns(window: Window) -> int:
     return window.throttling.throttled_ns if window.throttling else 0
 
 
-def quantile_row(histogram: Histogram) -> tuple[str, ...]:
-    """The cells under :data:`QUANTILE_TITLES`."""
+def quantile_row(histogram: Histogram | None) -> tuple[str, ...]:
+    """The cells under :data:`QUANTILE_TITLES`; dashes for what is not known."""
+    if histogram is None:
+        return ("-",) * len(QUANTILE_TITLES)
     return (*quantiles(histogram), duration(histogram.sum_ns))

@@ -31,7 +31,7 @@ def window_json(window: Window) -> Json:
         "ended": window.ended,
         **(_followed(window) if window.samples is None else _NOT_FOLLOWED),
         "samples": None if window.samples is None else _samples(window.samples),
-        "threads": {"count": window.threads, "run_queue": _histogram(window.run_queue)},
+        "threads": {"count": window.threads, "run_queue": window.run_queue and _histogram(window.run_queue)},
         "off_cpu": None
         if window.off_cpu is None
         else {reason: _histogram(h) for reason, h in window.off_cpu.items()},

@@ -1,10 +1,7 @@
-"""Loading BPF into the kernel, and reading what it counted. The only module that imports bcc.
+"""Loading BPF into the kernel, and reading what it counted.
 
-A :class:`Compilation` compiles bpf/, which only succeeds if the shared structs are those of :mod:`schedtrace.abi`. A
-:class:`Session` loads the programs, attaches them and reads the maps. It knows addresses, offsets and numbers; names
-are given in :mod:`schedtrace.join`.
-
-This module imports little, so that the compiler can begin while the rest is imported.
+A :class:`Session` loads the programs that :mod:`schedtrace.compilation` has compiled, attaches them and reads the maps.
+It knows addresses, offsets and numbers; names are given in :mod:`schedtrace.join`.
 
 Uprobes are made and held by a child (:mod:`schedtrace.probe_keeper`): through a link of many (Linux 6.6), on older
 kernels through perf's uprobe PMU and, where that is refused, lines in tracefs' uprobe_events. All take the file by
@@ -14,15 +11,13 @@ another mount namespace.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Self
 
-from schedtrace import abi, tracefs, uprobe_multi, uprobe_pmu
-from schedtrace.bpf_text import FOLDER, OPTIONAL_PROGRAMS, source_text
+from schedtrace import abi, uprobe_multi, uprobe_pmu
+from schedtrace.compilation import Compilation, import_bcc
 from schedtrace.errors import AttachFailed, NodeUnsupported
 from schedtrace.guards import explained, uninterrupted
 from schedtrace.probe_keeper import Held, KeptWindow, ProbeKeeper, Way
@@ -30,6 +25,8 @@ from schedtrace.uprobe_pmu import ANY_PROCESS
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from schedtrace.event_ring import EventRing
 
     Array = np.ndarray[Any, Any]
 
@@ -90,90 +87,6 @@ _ENDLESS = 0
 """The window of those that are counted until :meth:`Session.unwatch`."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How many entries the maps have. This process is a target, too, while the cost of a hit is measured."""
-
-    targets: int = 2
-    goroutines: int = 1 << 17
-    functions: int = 1 << 14
-    threads: int = 1 << 14
-
-
-class Compilation:
-    """BCC's work on bpf/, in a thread: nothing has to wait for it before a :class:`Session` is made of it. Close it, or
-    use it in ``with``.
-
-    Until it is closed or a session has been made, what is written to descriptor 2 may be lost: report nothing there.
-    """
-
-    def __init__(
-        self, sizes: Sizes = Sizes(), programs: Collection[str] = (), *, process_events: bool = False
-    ) -> None:
-        """Begin. ``programs``: what will be needed, as far as that is known. With ``process_events`` also what
-        :meth:`Session.executed` needs."""
-        self.sizes = sizes
-        self._process_events = process_events
-        # BCC wants a kernel source tree; our minimal headers are all that these programs need of one.
-        os.environ["BCC_KERNEL_SOURCE"] = str(FOLDER / "headers")
-        self._bpf: Any = None
-        self._begin(programs)
-
-    def _begin(self, programs: Collection[str]) -> None:
-        self._optional = OPTIONAL_PROGRAMS.intersection(programs)
-        self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._compile, name="compilation")
-        with uninterrupted():
-            self._thread.start()
-
-    def _compile(self) -> None:
-        flags = [*_QUICK, *(f"-DMAX_{name.upper()}={value}" for name, value in vars(self.sizes).items())]
-        flags += [f"-DWITH_{program.upper()}" for program in self._optional]
-        flags += ["-DWITH_PROCESS_EVENTS"] * self._process_events
-        try:
-            tracefs.ensure_mounted()  # BCC reads what arguments a tracepoint has
-            bcc = _import_bcc()
-            # Not yet on tracepoints: to take programs out of them takes 0.2 s, which a refusal need not wait for.
-            detached = type("Detached", (bcc.BPF,), {"_trace_autoload": lambda _self: None})
-            with explained("the kernel or BCC refuses the BPF programs", NodeUnsupported):
-                self._bpf = detached(text=source_text().encode(), cflags=flags)
-        except Exception as error:  # noqa: BLE001 (raised again by finish)
-            self._failure = error
-
-    def finish(self, programs: Collection[str]) -> Any:
-        """Wait until it is done, and attach the tracepoints. Returns BCC's object, with ``programs`` in it and the maps
-        made. To be called once.
-
-        Raises NodeUnsupported if BCC is missing or the kernel refuses, also because BCC's idea of the shared structs
-        differs from ours; what :func:`tracefs.ensure_mounted` raises.
-        """
-        if not OPTIONAL_PROGRAMS.intersection(programs) <= self._optional:
-            # Only now the plan is known, and it is one of the few that need one of these.
-            self.close()
-            self._begin(programs)
-        with uninterrupted():
-            self._thread.join()
-        if self._failure:
-            raise self._failure
-        with explained("the kernel refuses the BPF programs", NodeUnsupported), uninterrupted():
-            _import_bcc().BPF._trace_autoload(self._bpf)  # noqa: SLF001
-        return self._bpf
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Wait until it is done, and free all. May be called twice."""
-        # BCC would take up what was left half done when Python ends, and close the same descriptors again.
-        with uninterrupted():
-            self._thread.join()
-            if self._bpf:
-                self._bpf.cleanup()
-
-
 class Session:
     """BPF programs and maps in the kernel. Close it, or use it in ``with``."""
 
@@ -204,7 +117,7 @@ class Session:
         try:
             self._links_work = uprobe_multi.refusal() == 0
             self._bpf = compilation.finish(programs)
-            self._bcc = _import_bcc()
+            self._bcc = import_bcc()
             self._lib = self._bcc.lib
             with explained("the kernel refuses the BPF programs", NodeUnsupported):
                 for program in programs:
@@ -362,6 +275,16 @@ class Session:
         # Until now the target's own hits counted as those of a process nobody asked about.
         self._foreign_before, self._foreign_after = self._foreign_hits(), None
 
+    @property
+    def records(self) -> bool:
+        """Is it made for a recording?"""
+        return self._compilation.recording_pages > 0
+
+    @property
+    def next_slot(self) -> int:
+        """Which slot the next one that is watched will have."""
+        return self._free_slots[-1]
+
     def counts(self, pid: int) -> bool:
         """Is there something to :meth:`retire`?"""
         return pid in self._targets
@@ -468,6 +391,18 @@ class Session:
         # Not perf_buffer_poll: the caller's own poll has taken the readiness, which perf reports once.
         self._bpf.perf_buffer_consume()
 
+    def events(self) -> EventRing:
+        """What the programs send for a recording: every transition of every target, and each switch of their threads.
+        Raises AttachFailed."""
+        from schedtrace.event_ring import EventRing
+
+        with explained("can't map the buffer of events", AttachFailed):
+            return EventRing(
+                self._maps.descriptor("events"),
+                self._compilation.recording_pages,
+                lambda: self._maps.per_cpu("events_lost", 0, "u8"),
+            )
+
     def _foreign_hits(self) -> int:
         return self._maps.counter("foreign_hits")
 
@@ -486,20 +421,3 @@ class Session:
 
 
 _EVENT_PAGES = 64
-# Of no use to these programs, and a tenth of the time to compile.
-_QUICK = ("-g0", "-fno-unroll-loops", "-fno-vectorize", "-fno-slp-vectorize")
-
-
-def _import_bcc() -> Any:
-    try:
-        import bcc
-        import bcc.libbcc
-    except (ImportError, OSError, AttributeError) as error:
-        # OSError: its library is missing; AttributeError: the library is another one
-        raise NodeUnsupported(
-            f"BCC's Python module can't be used ({error}): install the distribution's package "
-            "(Debian, Ubuntu: apt-get install python3-bpfcc) and run in a Python that sees it; the package bcc on "
-            "PyPI is another thing"
-        ) from None
-    bcc.lib = bcc.libbcc.lib
-    return bcc

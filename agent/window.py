@@ -223,8 +223,8 @@ class Window:
     """By wait reason: completed waits that began in the window."""
     states: tuple[StateTime, ...]
     functions: tuple[FunctionTotals, ...]
-    run_queue: Histogram
-    """Threads: runnable for the kernel, not running."""
+    run_queue: Histogram | None
+    """Threads: runnable for the kernel, not running; None if only some goroutines are meant."""
     off_cpu: Mapping[str, Histogram] | None
     """Goroutines that run for Go while their thread is off the CPU, by why (all of :data:`OFF_CPU`); None if it can't
     be told which goroutine a thread runs."""

@@ -1,15 +1,15 @@
-"""All benches, one after the other: `make bench`. Takes about twenty minutes and writes to standard output only."""
+"""All benches, one after the other: `make bench`. Takes almost half an hour and writes to standard output only."""
 
 import sys
 import time
 
-from bench import against_bpftrace, agent_budget, agent_scale, attach_time, hit_cost, http, nats, switch_cost
+from bench import against_bpftrace, agent_budget, agent_scale, attach_time, hit_cost, http, nats, record, switch_cost
 from bench.measurement import BenchError
 from tools import kernel_access
 from tools.toolchains import ToolchainError
 
 BENCHES = (
-    *(hit_cost.main, switch_cost.main, against_bpftrace.main, http.main, nats.main, attach_time.main),
+    *(hit_cost.main, switch_cost.main, against_bpftrace.main, http.main, nats.main, attach_time.main, record.main),
     *(agent_scale.main, agent_budget.main),
 )
 

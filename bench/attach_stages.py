@@ -55,7 +55,7 @@ def measure(pid: int, started: float) -> dict[str, float]:
         importlib.import_module(module)
     spent: dict[str, float] = {}
     _wrap(COMPILE, spent)
-    with importlib.import_module("schedtrace.session").Compilation() as compilation:
+    with importlib.import_module("schedtrace.compilation").Compilation() as compilation:
         attach = importlib.import_module("schedtrace.attach")
         spent[IMPORTS] = time.monotonic() - started
         for stage in STAGES:

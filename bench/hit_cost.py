@@ -15,8 +15,9 @@ from bench.measurement import BenchError, Rounds, Spread, alternate, compare, pr
 from schedtrace import abi
 from schedtrace.bpf_text import PROBE
 from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, HITS_PER_LOOP, CodePage, Kinds
+from schedtrace.compilation import Compilation
 from schedtrace.errors import AttachFailed
-from schedtrace.session import Compilation, ProbeSite, Session
+from schedtrace.session import ProbeSite, Session
 
 ROUNDS = 60
 LOOPS = 500  # a sample of a millisecond or two: short enough that most are not interrupted

@@ -13,10 +13,11 @@ from pathlib import Path
 from bench.counted import Counted, counted
 from bench.measurement import BenchError, print_conditions, print_limit, print_table
 from schedtrace import target
+from schedtrace.compilation import Compilation, Sizes
 from schedtrace.governor import Policy
 from schedtrace.plan import ProbePlan, make_plan
 from schedtrace.procfs import open_process
-from schedtrace.session import Compilation, Session, Sizes
+from schedtrace.session import Session
 from tests.target_text import TargetText
 
 ROUNDS = 12

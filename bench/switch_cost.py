@@ -17,7 +17,8 @@ from time import process_time_ns
 
 from bench.measurement import BenchError, Rounds, Spread, print_conditions, print_table
 from schedtrace import abi
-from schedtrace.session import Compilation, Session
+from schedtrace.compilation import Compilation
+from schedtrace.session import Session
 from tools import kernel_access
 
 ROUNDS = 15

@@ -8,6 +8,8 @@
 #ifndef SCHEDTRACE_GOROUTINE_H
 #define SCHEDTRACE_GOROUTINE_H
 
+#include "events.h"
+#include "hit.h"
 #include "maps.h"
 #include "user_memory.h"
 
@@ -26,15 +28,6 @@ enum partial {
 	PARTIAL_NOT = 0,
 	PARTIAL_BEGAN_BEFORE = 1,
 	PARTIAL_INCONSISTENT = 2,
-};
-
-/* One hit of a probe in a process that is a target. */
-struct hit {
-	struct target *target;
-	struct target_stats *stats;
-	__u64 now_ns;
-	__u32 tgid;
-	__u32 kind; /* enum probe_kind */
 };
 
 static __always_inline struct target_stats *stats_of(__u32 slot)
@@ -81,7 +74,8 @@ static __always_inline int count_hit(struct hit *hit, __u64 address)
 /* False if the process is not a target, or no longer. `address`: where the probe was hit. */
 static __always_inline int begin(struct hit *hit, __u64 address)
 {
-	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	__u64 pid_tgid = bpf_get_current_pid_tgid();
+	__u32 tgid = pid_tgid >> 32;
 	struct target *target = targets.lookup(&tgid);
 	struct target_stats *s;
 	__u64 cgroup_id;
@@ -99,13 +93,20 @@ static __always_inline int begin(struct hit *hit, __u64 address)
 		return 0;
 	hit->target = target;
 	hit->stats = s;
+	hit->events_lost = lost_events();
+	if (RECORDING && !hit->events_lost)
+		return 0;
 	hit->now_ns = bpf_ktime_get_ns();
 	hit->tgid = tgid;
+	hit->tid = (__u32)pid_tgid;
+	hit->flags = 0;
 	if (!count_hit(hit, address))
 		return 0;
 	cgroup_id = bpf_get_current_cgroup_id();
-	if (s->cgroup_id != cgroup_id)
+	if (s->cgroup_id != cgroup_id) {
 		s->cgroup_id = cgroup_id;
+		send_cgroup(hit, cgroup_id);
+	}
 	return 1;
 }
 
@@ -159,6 +160,8 @@ static __always_inline struct goroutine *follow(struct hit *hit, __u64 gp)
 	g = goroutines.lookup(&key);
 	if (!g)
 		lost(hit->stats, LOST_GOROUTINES_FULL);
+	else
+		send_goroutine(hit, gp, g->start_pc, 0, FLAG_FIRST);
 	return g;
 }
 
@@ -291,12 +294,29 @@ static __always_inline void make(struct hit *hit, __u64 gp, struct goroutine *g,
 
 			g->totals = none;
 			g->start_pc = read_word(hit, gp, hit->target->g_startpc);
+			g->named = 0;
+			send_goroutine(hit, gp, g->start_pc, 0, FLAG_FIRST);
 		}
 		if (to != STATE_SYSCALL) /* a C thread that calls into Go borrows a g, straight into a system call */
 			g->totals.goroutines++;
 	}
+	/* newproc1 gives it an id after it has made it runnable; and what is woken will run, so that on_ready_list, which the
+	 * verifier can hardly walk through, does without. */
+	if (RECORDING && from != STATE_DEAD && to != STATE_RUNNABLE && !g->named) {
+		g->named = 1;
+		send_goroutine(hit, gp, g->start_pc, read_word(hit, gp, hit->target->g_goid), 0);
+	}
 	left = reconcile(hit, g, from);
 	count(s, from, to);
+	send_transition(hit, gp, (struct transition_event){
+		.flags = g->partial,
+		.since_ns = g->since_ns,
+		.old = from,
+		.new = to,
+		.left = left,
+		.cause = to == STATE_RUNNABLE ? move.cause : g->cause,
+		.reason = to == STATE_WAITING ? move.reason : g->reason,
+	});
 	leave(hit, g, left, !g->partial && (left != STATE_RUNNABLE || to == STATE_RUNNING));
 
 	if (to == STATE_RUNNING) {

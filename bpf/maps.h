@@ -30,6 +30,12 @@ BPF_RINGBUF_OUTPUT(window_ends, 1);
 /* Probes sit on an executable, not on a process: hits by processes nobody asked about are paid for all the same. */
 BPF_PERCPU_ARRAY(foreign_hits, __u64, 1);
 
+#ifdef RECORDING_PAGES
+BPF_RINGBUF_OUTPUT(events, RECORDING_PAGES);
+/* Events that found no room in it. Those that did are counted by its size: all are equally long. */
+BPF_PERCPU_ARRAY(events_lost, __u64, 1);
+#endif
+
 #ifdef WITH_PROCESS_EVENTS
 BPF_PERF_OUTPUT(process_events);
 #endif

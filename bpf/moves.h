@@ -43,12 +43,20 @@ static __always_inline int give_up_processor(struct hit *hit, __u64 gp, struct m
 
 /* Waiting -> running without having been runnable: the runtime called it waiting while it ran on the system stack.
  * From Go 1.20 the reason says so and park() let it pass. Before, the reason is stale: the park is taken back. */
-static __always_inline int resume_on_system_stack(struct hit *hit, struct goroutine *g)
+static __always_inline int resume_on_system_stack(struct hit *hit, __u64 gp, struct goroutine *g)
 {
 	if (g->state == STATE_WAITING) {
 		add(&hit->stats->transitions[STATE_RUNNING * STATE_COUNT + STATE_WAITING], -1ULL);
 		g->totals.parks--;
 		g->state = STATE_RUNNING;
+		send_transition(hit, gp, (struct transition_event){
+			.flags = FLAG_TAKEN_BACK,
+			.since_ns = g->since_ns,
+			.old = STATE_RUNNING,
+			.new = STATE_WAITING,
+			.left = STATE_WAITING,
+			.reason = g->reason,
+		});
 	}
 	return 0;
 }
@@ -161,7 +169,7 @@ static __always_inline int understand(struct hit *hit, __u64 gp, struct goroutin
 	if (from == STATE_RUNNING && to == STATE_WAITING)
 		return park(hit, gp, move);
 	if (from == STATE_WAITING && to == STATE_RUNNING)
-		return resume_on_system_stack(hit, g);
+		return resume_on_system_stack(hit, gp, g);
 	if (from == STATE_RUNNING && to == STATE_SYSCALL)
 		return enter_syscall(g);
 	if (from == STATE_SYSCALL && to == STATE_RUNNING)

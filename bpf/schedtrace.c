@@ -16,7 +16,7 @@
 #endif
 
 /* A goroutine that was runnable begins to run on this thread: what its wait, which make() is to record, was for. */
-static __always_inline void divide_wait(struct hit *hit, struct goroutine *g)
+static __always_inline void divide_wait(struct hit *hit, __u64 gp, struct goroutine *g)
 {
 	struct wait unknown = {};
 	struct wait_parts parts;
@@ -28,6 +28,8 @@ static __always_inline void divide_wait(struct hit *hit, struct goroutine *g)
 		add(&hit->stats->kernel_ns, parts.kernel_ns);
 	if (parts.undivided_ns)
 		add(&hit->stats->undivided_ns, parts.undivided_ns);
+	if (parts.kernel_ns || parts.undivided_ns)
+		send_wait(hit, gp, parts.kernel_ns, parts.undivided_ns);
 }
 
 /* All probes but those of the programs below. One program, since what takes long is to compile make(). */
@@ -48,12 +50,15 @@ int on_probe(struct pt_regs *ctx)
 	if (move.from == STATE_IDLE || move.from == STATE_COPYSTACK || move.to == STATE_COPYSTACK ||
 	    move.to == STATE_LEAKED || move.from == move.to) {
 		count(hit.stats, move.from, move.to);
+		send_uncounted(&hit, gp, move.from, move.to);
 		return 0;
 	}
 	g = follow(&hit, gp);
 	if (!g) {
-		if (hit.kind == KIND_CASGSTATUS)
+		if (hit.kind == KIND_CASGSTATUS) {
 			count(hit.stats, move.from, move.to);
+			send_uncounted(&hit, gp, move.from, move.to);
+		}
 		return 0;
 	}
 	/* The scheduler readies some goroutines itself and runs them at once (the first one netpoll returns, GC workers, a
@@ -63,7 +68,7 @@ int on_probe(struct pt_regs *ctx)
 	if (!understand(&hit, gp, g, &move))
 		return 0;
 	if (move.from == STATE_RUNNABLE && move.to == STATE_RUNNING)
-		divide_wait(&hit, g);
+		divide_wait(&hit, gp, g);
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < 2; i++) {
 		make(&hit, gp, g, move);

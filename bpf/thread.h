@@ -14,6 +14,7 @@
 #ifndef SCHEDTRACE_THREAD_H
 #define SCHEDTRACE_THREAD_H
 
+#include "events.h"
 #include "maps.h"
 #include "current_goroutine.h"
 
@@ -50,10 +51,11 @@ TRACEPOINT_PROBE(sched, sched_wakeup_new)
 }
 
 /* The interval in which a goroutine ran for Go and its thread was off the CPU is over. */
-static __always_inline void count_off_cpu(struct thread *t, struct thread_stats *s, __u64 now)
+static __always_inline void count_off_cpu(__u32 tid, struct thread *t, struct thread_stats *s, __u64 now)
 {
 	__u64 off_ns = now - t->off_since_ns, woken_ns = 0;
 
+	send_off_cpu(tid, t, now);
 	if (t->off_cpu == OFF_CPU_BLOCKED) {
 		woken_ns = now - t->runnable_since_ns;
 		record(&s->off_cpu[OFF_CPU_BLOCKED], off_ns - woken_ns);
@@ -103,7 +105,7 @@ static __always_inline void switched_out(struct thread *t, __u64 now, int wants_
 	t->off_since_ns = s && runs_goroutine(t, s, now) ? now : 0;
 }
 
-static __always_inline void switched_in(struct thread *t, __u64 now)
+static __always_inline void switched_in(__u32 tid, struct thread *t, __u64 now)
 {
 	struct thread_stats *s = thread_stats_of(t->slot);
 	__u64 since = t->runnable_since_ns;
@@ -117,7 +119,7 @@ static __always_inline void switched_in(struct thread *t, __u64 now)
 		wait->end_ns = now;
 		record(&s->run_queue, now - since);
 		if (t->off_since_ns && t->off_since_ns <= since)
-			count_off_cpu(t, s, now);
+			count_off_cpu(tid, t, s, now);
 	}
 	t->off_since_ns = 0;
 	t->on_cpu = THREAD_ON;
@@ -132,13 +134,30 @@ TRACEPOINT_PROBE(sched, sched_switch)
 
 	if (prev) { /* 0: a CPU's idle task */
 		t = threads.lookup(&prev);
-		if (t)
+		if (t) {
+			send_switch(t, now, (struct switch_event){
+				.type = EVENT_THREAD_OFF,
+				.flags = t->on_cpu == THREAD_OFF && t->runnable_since_ns ? FLAG_UNSEEN : 0,
+				.tid = prev,
+				.other_tid = next,
+				.prev_state = args->prev_state,
+			});
 			switched_out(t, now, !(args->prev_state & PREV_STATE_MASK));
+		}
 	}
 	if (next) {
 		t = threads.lookup(&next);
-		if (t)
-			switched_in(t, now);
+		if (t) {
+			send_switch(t, now, (struct switch_event){
+				.type = EVENT_THREAD_ON,
+				.flags = t->runnable_since_ns ? 0 :
+					 t->on_cpu == THREAD_UNKNOWN ? FLAG_BEGAN_BEFORE : FLAG_UNSEEN,
+				.tid = next,
+				.since_ns = t->runnable_since_ns,
+				.other_tid = prev,
+			});
+			switched_in(next, t, now);
+		}
 	}
 	return 0;
 }

@@ -6,11 +6,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from schedtrace import abi, join, target
+from schedtrace.compilation import Compilation
 from schedtrace.join import ThreadCounts
 from schedtrace.plan import FunctionNames, make_plan
 from schedtrace.procfs import Process, open_process
 from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
-from schedtrace.session import Compilation, Session
+from schedtrace.session import Session
 
 
 @dataclass(frozen=True)

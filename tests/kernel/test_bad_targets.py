@@ -17,8 +17,9 @@ import pytest
 from schedtrace import attach, cli
 from schedtrace.attach import Watch
 from schedtrace.bpf_text import PROBE
+from schedtrace.compilation import Compilation
 from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
-from schedtrace.session import Compilation, Session
+from schedtrace.session import Session
 from tests.command import Done, as_nobody, attaching, one_line_error, run
 from tests.workload import Workload, binary
 

@@ -23,7 +23,7 @@ from tests.command import (
 from tests.workload import Workload, binary
 
 USAGE = 2
-COMMANDS = ("attach", "inspect", "list", "check")
+COMMANDS = ("attach", "record", "report", "inspect", "list", "check")
 
 USAGE_ERRORS = {
     ("bogus",): "No such command 'bogus'",
@@ -39,6 +39,19 @@ USAGE_ERRORS = {
     ("attach", "1", "--interval", "0.01"): "0.01 is not in the range x>=0.1",
     ("attach", "1", "--max-goroutines", "0"): "0 is not in the range",
     ("attach", "1\n2"): r"'1\n2' is not a valid integer",
+    ("record", "-o", "x"): "Missing argument 'PID...'",
+    ("record", "1"): "Missing option '-o'",
+    ("record", "1", "1", "-o", "x"): "a process can be recorded only once",
+    ("record", "1", "-o", "x", "--duration", "0"): "0.0 is not in the range x>0",
+    ("record", "1", "-o", "x", "--max-size", "1000"): "'1000' is no size of at least 1M",
+    ("record", "1", "-o", "x", "--max-size", "1023K"): "'1023K' is no size of at least 1M",
+    ("record", "1", "-o", "x", "--ring", "nan"): "'nan' is not a number of seconds",
+    ("record", "1", "-o", "x", "--when", "latency<5ms"): "'latency<5ms' is no condition",
+    ("report",): "Missing argument 'FILE'",
+    ("report", "x", "--from", "soon"): "'soon' is not a valid float",
+    ("report", "x", "--from", "inf"): "inf is not in the range",
+    ("report", "x", "--goroutine", "0"): "0 is not in the range",
+    ("record", *map(str, range(1, 66)), "-o", "x"): "more than 64 processes in one recording",
     ("inspect",): "Missing argument 'PID|FILE'",
     ("inspect", "a", "b"): "unexpected extra argument (b)",
     ("list", "all"): "unexpected extra argument (all)",

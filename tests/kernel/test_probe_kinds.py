@@ -11,8 +11,9 @@ from schedtrace import abi
 from schedtrace.abi import GoroutineState, LostReason, ProbeKind
 from schedtrace.bpf_text import all_programs, program_of
 from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, CodePage, Kinds
+from schedtrace.compilation import Compilation
 from schedtrace.errors import AttachFailed
-from schedtrace.session import Compilation, ProbeSite, Session, Snapshot
+from schedtrace.session import ProbeSite, Session, Snapshot
 
 LOOPS = 101
 INJECT_LIMIT = 256  # bpf/types.h

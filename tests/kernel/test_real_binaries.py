@@ -58,6 +58,7 @@ def test_under_load(name: str, syscalls: bool, tmp_path: Path) -> None:
     assert {"network", "mutex/semaphore", "new", "gc"} <= window.sched_latency.keys()
     assert window.sched_latency["network"].count > 100
     assert window.wait["IO wait"].count > 100
+    assert window.run_queue
     assert window.run_queue.count > 100
     assert (("running", "syscall") in window.transitions) == syscalls
     functions = {f.function: f for f in window.functions}

@@ -21,6 +21,7 @@ from schedtrace import join, session, target
 from schedtrace.abi import StopPlace, WakeCause
 from schedtrace.attach import Watch
 from schedtrace.bpf_text import source_text
+from schedtrace.compilation import Compilation, Sizes
 from schedtrace.errors import NotTraceable
 from schedtrace.histogram import Histogram
 from schedtrace.passive import PassiveReader
@@ -29,7 +30,7 @@ from schedtrace.procfs import Process, open_process
 from schedtrace.runtime_histogram import RuntimeHistogram
 from schedtrace.runtime_plan import make_runtime_plan
 from schedtrace.runtime_state import RuntimeState
-from schedtrace.session import Compilation, Session, Sizes
+from schedtrace.session import Session
 from schedtrace.window import CAUSES, Samples, Window
 from tests import servers
 from tests.command import one_line_error, run

@@ -53,6 +53,7 @@ class Account:
 def _look(watch: Watch | Threads) -> Look:
     before = watch.process.schedstats()
     seen = watch.window() if isinstance(watch, Watch) else watch.counts()
+    assert seen.run_queue
     return Look(seen.run_queue, seen.lost.get("thread_switch_unseen", 0), before, watch.process.schedstats())
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from schedtrace import join, target
 from schedtrace.attach import Watch
+from schedtrace.compilation import Compilation, Sizes
 from schedtrace.plan import make_plan
 from schedtrace.procfs import open_process
-from schedtrace.session import Compilation, Session, Sizes
+from schedtrace.session import Session
 from schedtrace.window import WaitParts
 from tests.sched_events import WaitsToRun, sched_events
 from tests.workload import Workload, binary

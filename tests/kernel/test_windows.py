@@ -12,10 +12,11 @@ import pytest
 
 from schedtrace import join, target, uprobe_multi
 from schedtrace.calibrate import CodePage
+from schedtrace.compilation import Compilation, Sizes
 from schedtrace.join import Counts
 from schedtrace.plan import ProbePlan, make_plan
 from schedtrace.procfs import open_process
-from schedtrace.session import Compilation, Session, Sizes, Snapshot, Window
+from schedtrace.session import Session, Snapshot, Window
 from tests.target_text import BREAKPOINTS, TargetText
 from tests.workload import Workload, binary
 
