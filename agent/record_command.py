@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from schedtrace.procfs import open_process
+from schedtrace.progress import Progress
 from schedtrace.stopping import stop_signals
 
 if TYPE_CHECKING:
@@ -24,9 +25,13 @@ def record(pids: Sequence[int], options: Options, *, max_goroutines: int, as_jso
             open_process(pid).close()  # the usual refusals don't have to wait for the compiler
         from schedtrace.record import RecordingSession, compilation
 
-        begun = compilation(len(pids), max_goroutines)
-        with RecordingSession(pids, begun, options) as session, stop.held_back():
-            recorded = session.finish(session.until_end(lambda: not stop.is_set()))
+        who = f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes"
+        with Progress(f"attaching to {who}") as start:
+            begun = compilation(len(pids), max_goroutines)
+            with RecordingSession(pids, begun, options) as session, stop.held_back():
+                start.finish()
+                with Progress(f"recording {who}, until Ctrl-C at the latest"):
+                    recorded = session.finish(session.until_end(lambda: not stop.is_set()))
         if as_json:
             json.dump(_json(recorded, options), sys.stdout)
             print()

@@ -474,4 +474,5 @@ def test_nothing_of_a_recording_is_compiled_into_attach() -> None:
             lengths.append(len(begun.finish(()).dump_func(b"on_probe")))
     assert lengths[0] < lengths[1]
     source = re.sub(r"#ifdef RECORDING_PAGES.*?#endif", "", source_text(), flags=re.DOTALL)
-    assert "ringbuf" not in source
+    assert "RINGBUF_OUTPUT(events" not in source
+    assert "events.ringbuf" not in source
