@@ -6,19 +6,17 @@ The packets that say what the tracks are, are made with the ``perfetto`` package
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from schedtrace.events import Array
-from schedtrace.exported import Names, StateNames, batches, remarks, shown
+from schedtrace.exported import Names, StateNames, Write, batches, remarks, shown
 from schedtrace.lives import NOBODY
 from schedtrace.packets import TIME_BYTES, Constant, Message, Number, Part, Template, field_number, mixed
 from schedtrace.recording import Recording
 from schedtrace.timeline import KERNEL_STATES, ON_CPU, Block, Timeline
-
-Write = Callable[[bytes], None]
 
 RECORDING_TRACK = 1
 _PROCESS, _GOROUTINES, _GOROUTINE, _THREAD, _KERNEL = (kind << 32 for kind in range(1, 6))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from schedtrace.timeline import STATE_COUNT, STATE_NAMES, Timeline
 from schedtrace.window import CAUSES
 
 LONGEST_NAME = 200
+Write = Callable[[bytes], object]
+"""Takes the next piece of what is exported."""
 _MANY = 1000
 _NS = 1e9
 
