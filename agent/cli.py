@@ -11,12 +11,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 import click
 
 from schedtrace.errors import NodeUnsupported, SchedtraceError
-from schedtrace.parameters import Examples, Seconds, Size, When
+from schedtrace.parameters import MOST_SECONDS, Examples, Seconds, Size, When
 
 if TYPE_CHECKING:
     from schedtrace.condition import Condition
@@ -99,7 +100,9 @@ def attach(
 @click.option("--ring", type=Seconds(min=0.1, max=3600), help="Keep only the last so many seconds (and 256 MiB).")
 @click.option("--when", type=When(), help="Write the seconds kept (5 without --ring) when a goroutine waits so long.")
 @click.option(
-    "--when-pause", type=Seconds(min=0), default=10.0, show_default=True, help="Seconds in which it is written once."
+    "--when-pause",
+    type=Seconds(min=0.1, max=86400),
+    help="At most once in so many seconds; without, in as many as are kept.",
 )
 @click.option("--syscalls", is_flag=True, help="As for attach.")
 @click.option("--max-goroutines", type=click.IntRange(min=1, max=1 << 24), default=1 << 17, show_default=True)
@@ -111,7 +114,7 @@ def record(
     max_size: int | None,
     ring: float | None,
     when: Condition | None,
-    when_pause: float,
+    when_pause: float | None,
     syscalls: bool,
     max_goroutines: int,
     as_json: bool,
@@ -119,10 +122,13 @@ def record(
     """Write every change of state of the goroutines of processes to a file (docs/recording.md)."""
     from schedtrace import record_command
     from schedtrace.record import NO_LIMIT, Options
+    from schedtrace.recording import MOST_TARGETS
 
     if len(set(pids)) < len(pids):
         raise click.UsageError("a process can be recorded only once")
-    options = Options(output, duration or 0.0, max_size or NO_LIMIT, ring or 0.0, when, when_pause, syscalls)
+    if len(pids) > MOST_TARGETS:
+        raise click.UsageError(f"more than {MOST_TARGETS} processes in one recording")
+    options = Options(output, duration or 0.0, max_size or NO_LIMIT, ring or 0.0, when, when_pause or 0.0, syscalls)
     record_command.record(pids, options, max_goroutines=max_goroutines, as_json=as_json)
 
 
@@ -135,20 +141,27 @@ def record(
     ],
 )
 @click.argument("file")
-@click.option("--from", "since", type=Seconds(min=0), default=0.0, help="Seconds from the recording's start.")
-@click.option("--to", "until", type=Seconds(min=0), default=float("inf"), help="Seconds from the recording's start.")
-@click.option("--goroutine", type=click.IntRange(min=1), help="Only the goroutine with this id.")
+@click.option("--from", "since", type=Seconds(min=0, max=MOST_SECONDS), help="Seconds from the recording's start.")
+@click.option("--to", "until", type=Seconds(min=0, max=MOST_SECONDS), help="Seconds from the recording's start.")
+@click.option("--goroutine", type=click.IntRange(min=1, max=(1 << 63) - 1), help="Only the goroutine with this id.")
 @click.option("--function", default="", metavar="PATTERN", help="Only goroutines that began with such a function.")
 @click.option("--pid", type=click.IntRange(min=1), help="Of several processes, only this one.")
 @_json_option
 def report(
-    file: str, since: float, until: float, goroutine: int | None, function: str, pid: int | None, as_json: bool
+    file: str,
+    since: float | None,
+    until: float | None,
+    goroutine: int | None,
+    function: str,
+    pid: int | None,
+    as_json: bool,
 ) -> None:
     """Show what a recording says: the report of attach. Needs neither root nor BCC."""
     from schedtrace import record_command
     from schedtrace.recorded import Selection
 
-    record_command.report(file, Selection(since, until, goroutine, function, pid), as_json=as_json)
+    selection = Selection(since or 0.0, inf if until is None else until, goroutine, function, pid)
+    record_command.report(file, selection, as_json=as_json)
 
 
 @schedtrace.command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+_FOR_EVER_NS = 1 << 62
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 
@@ -18,7 +19,7 @@ class Condition:
     @classmethod
     def parse(cls, text: str) -> Condition:
         """Of ``latency>50ms``. Raises ValueError."""
-        found = re.fullmatch(r"\s*latency\s*>\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)\s*", text)
+        found = re.fullmatch(r"\s*latency\s*>\s*(\d{1,18}(?:\.\d{1,18})?)\s*(ns|us|µs|ms|s)\s*", text)
         if not found:
             raise ValueError(f"{text!r} is no condition; say, for instance, latency>50ms (ns, us, ms, s)")
-        return cls(text, round(float(found[1]) * _UNITS_NS[found[2]]))
+        return cls(text, min(round(float(found[1]) * _UNITS_NS[found[2]]), _FOR_EVER_NS))

@@ -10,6 +10,8 @@ import click
 
 from schedtrace.condition import Condition
 
+MOST_SECONDS = 1e9
+"""What becomes a number of nanoseconds must have an end."""
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 

@@ -46,7 +46,8 @@ _DEFAULT_KEPT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Options:
-    """What is to be recorded of the processes. 0 seconds of a duration: no end; of ``kept_seconds``: everything."""
+    """What is to be recorded of the processes. 0 seconds of a duration: no end; of ``kept_seconds``: everything, or
+    five seconds with a condition; of a pause: as much as is kept."""
 
     path: str
     duration_seconds: float = 0.0
@@ -153,7 +154,7 @@ class RecordingSession:
             self._options.most_bytes,
             round(self._kept_seconds * 1e9),
             self._options.when,
-            round(self._options.pause_seconds * 1e9),
+            round((self._options.pause_seconds or self._kept_seconds) * 1e9),
         )
 
     def until_end(self, goes_on: Callable[[], bool]) -> str:
@@ -166,7 +167,7 @@ class RecordingSession:
                 return "the duration is over"
             self._recorder.drain()
             if self._sink.full:
-                return f"the file has reached its limit of {self._options.most_bytes} bytes"
+                return "the file has reached its limit"
             if now >= next_look:
                 next_look = now + _TARGETS_LOOK_SECONDS
                 if ended := self._look_at_targets():
@@ -199,7 +200,7 @@ class RecordingSession:
             snapshots = [watched.snapshot() for watched in self._targets]
             if not self._recorder.drain():
                 break
-        self._sink.end()
+        self._recorder.end()
         windows = []
         for watched, snapshot in zip(self._targets, snapshots, strict=True):
             window = watched.window_of(snapshot, self._ended[watched.slot][0])

@@ -15,7 +15,7 @@ from schedtrace.abi import GoroutineState
 from schedtrace.condition import Condition
 from schedtrace.event_ring import EventRing
 from schedtrace.events import CGROUP, EVENT, GOROUTINE, TRANSITION, Array, EventType, Flag
-from schedtrace.recording import Writer
+from schedtrace.recording import CONTROL_MOST_BYTES, Writer
 from schedtrace.recording_frames import Gap, Lost, Trigger
 
 KEPT_MOST_BYTES = 1 << 28
@@ -24,6 +24,10 @@ END_BYTES = 1 << 18
 """Of a file's limit, what is left for its last frames."""
 _FRAME_BYTES = 16  # more than a frame has before its events
 _COMPACT_EVENTS = 1 << 14
+_LOST_PAUSE_NS = 1_000_000_000
+_LOST_A_TIME = 50  # no pause is longer than a fiftieth of what has gone by
+_LOST_MOST_BYTES = CONTROL_MOST_BYTES // 8
+_TRIGGERS_MOST_BYTES = CONTROL_MOST_BYTES // 4
 _OLDER = "older than what was to be kept"
 
 
@@ -89,7 +93,8 @@ class Last:
     def __init__(
         self, writer: Writer, most_bytes: int, kept_ns: int, condition: Condition | None = None, pause_ns: int = 0
     ) -> None:
-        """``pause_ns``: so long after it has held, the condition is not looked at."""
+        """``pause_ns``: not twice within that time is something written because the condition holds. If it holds again
+        before, it is written then, as far as it is still kept."""
         self._writer, self._most_bytes = writer, most_bytes
         self._kept_ns, self._condition, self._pause_ns = kept_ns, condition, pause_ns
         self._chunks: deque[Array] = deque()
@@ -99,8 +104,9 @@ class Last:
         self._known_compact = 0
         self._left_out = LeftOut()
         self._pause_until_ns = 0
+        self._pending: Trigger | None = None
         self.triggers = 0
-        """How often the condition has held, pauses aside."""
+        """How often something was written because the condition held."""
         self.full = False
 
     def add(self, events: Array) -> None:
@@ -110,19 +116,30 @@ class Last:
         self._chunks.append(events)
         self._bytes += events.nbytes
         newest_ns = int(events["time_ns"][-1])
-        if self._condition and newest_ns >= self._pause_until_ns and (trigger := first_wait(events, self._condition)):
-            self.triggers += 1
+        if self._condition and not self._pending:
+            self._pending = first_wait(events, self._condition)
+        if self._pending and newest_ns >= self._pause_until_ns:
             self._pause_until_ns = newest_ns + self._pause_ns
-            self._write(trigger)
+            self._write_pending()
         while self._chunks and (
             self._bytes > KEPT_MOST_BYTES or int(self._chunks[0]["time_ns"][-1]) < newest_ns - self._kept_ns
         ):
             self._leave_out(self._chunks.popleft())
+        if self._pending and self._pending.time_ns < newest_ns - self._kept_ns:
+            self._pending = None
+
+    def _write_pending(self) -> None:
+        self.triggers += 1
+        self._write(self._pending)
+        self._pending = None
+        self.full |= self._writer.control_bytes > _TRIGGERS_MOST_BYTES
 
     def end(self) -> None:
         """Write what is kept, if no condition says when; else, that it is left out."""
         if not self._condition:
             self._write(None)
+        elif self._pending:
+            self._write_pending()
         for events in self._chunks:
             self._left_out.add(events)
         self._chunks.clear()
@@ -207,12 +224,12 @@ class Recorder:
         self.functions: dict[int, set[int]] = {slot: set() for slot in slots}
         """Addresses of the start functions seen, by target."""
         self._lost = np.zeros_like(ring.lost_by_cpu())
-        self._looked_ns = monotonic_ns()
+        self._began_ns = self._looked_ns = monotonic_ns()
 
     @property
     def lost(self) -> int:
         """Events that found no room in the buffer."""
-        return int(self._lost.sum())
+        return int(self._ring.lost_by_cpu().sum())
 
     def drain(self) -> int:
         """Take all that there is; how many events that was."""
@@ -225,13 +242,23 @@ class Recorder:
         self._look_for_lost()
         return self._ring.taken - begin
 
+    def end(self) -> None:
+        """There will be no more."""
+        self._sink.end()
+        self._look_for_lost(at_end=True)
+
     def _note_functions(self, events: Array) -> None:
         names: Array = events[events["type"] == EventType.GOROUTINE].view(GOROUTINE)
         for slot in np.unique(names["slot"]).tolist():
             self.functions[slot].update(np.unique(names["start_pc"][names["slot"] == slot]).tolist())
 
-    def _look_for_lost(self) -> None:
+    def _look_for_lost(self, *, at_end: bool = False) -> None:
+        """Say what was lost; more and more seldom, so that it doesn't fill a file where all is lost all the time."""
         lost, now_ns = self._ring.lost_by_cpu(), monotonic_ns()
+        pause_ns = max((self._looked_ns - self._began_ns) // _LOST_A_TIME, _LOST_PAUSE_NS)
+        soon = now_ns - self._looked_ns < pause_ns or self._writer.control_bytes > _LOST_MOST_BYTES
+        if (soon or (lost == self._lost).all()) and not at_end:
+            return
         for cpu in np.flatnonzero(lost != self._lost).tolist():
             self._writer.frame(Lost(cpu, int(lost[cpu] - self._lost[cpu]), self._looked_ns, now_ns))
         self._lost, self._looked_ns = lost, now_ns

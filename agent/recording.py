@@ -48,10 +48,12 @@ EVENTS_MOST_BYTES = 1 << 22
 """Of the events in one frame."""
 _EXTENSION = struct.Struct(">BIb")  # msgpack's ext 32: 0xc9, length, type
 _EXT_32 = 0xC9
-_CONTROL_MOST_BYTES = 1 << 22  # of all frames without events: what they become in memory is bounded by that
+CONTROL_MOST_BYTES = 1 << 23
+"""Of all frames without events: what they become in memory is bounded by that."""
+MOST_TARGETS = 64
 _MOST_SYMBOLS = 1 << 16
-_SYMBOLS_A_FRAME = 512
-_MOST_TARGETS = 1 << 10
+_SYMBOLS_MOST_BYTES = CONTROL_MOST_BYTES // 2
+_SYMBOLS_A_FRAME = 256
 _LONGEST_NAME = 400
 _TIME_LIMIT = np.uint64(1 << 63)
 
@@ -63,13 +65,17 @@ class Writer:
         """Raises OSError, as all methods do."""
         self._file = file
         self.bytes_written = 0
+        self.control_bytes = 0
+        """Of frames without events."""
         self.events_written = 0
+        self._symbols = self._symbol_bytes = 0
         self._write(MAGIC, msgpack.packb(VERSION))
         self.frame(header)
 
     def frame(self, frame: Frame) -> None:
         """Write a frame that holds no events."""
         content = recording_frames.pack(frame)
+        self.control_bytes += len(content)
         self._write(_EXTENSION.pack(_EXT_32, len(content), recording_frames.kind_of(frame)), content)
 
     def events(self, events: Array) -> None:
@@ -81,11 +87,17 @@ class Writer:
         self.events_written += len(events)
 
     def symbols(self, slot: int, names: Mapping[int, str]) -> None:
-        """Write names of start functions, in as many frames as it takes; very long ones are cut."""
+        """Write names of start functions, in as many frames as it takes. Very long ones are cut, and those left out
+        that a reader would find too many."""
         items = sorted(names.items())
         for start in range(0, len(items), _SYMBOLS_A_FRAME):
+            if self._symbols + _SYMBOLS_A_FRAME > _MOST_SYMBOLS or self._symbol_bytes > _SYMBOLS_MOST_BYTES:
+                return
             piece = items[start : start + _SYMBOLS_A_FRAME]
+            before = self.control_bytes
             self.frame(Symbols(slot, {pc: name[:_LONGEST_NAME] for pc, name in piece}))
+            self._symbols += len(piece)
+            self._symbol_bytes += self.control_bytes - before
 
     def _write(self, *pieces: Any) -> None:
         # The length of what was written is not that of the pieces only when the disk is full.
@@ -130,8 +142,10 @@ class _Contents:
                 self.triggers.append(frame)
             case Footer():
                 self.footer = frame
-        if len(self.symbols) > _MOST_SYMBOLS or len(self.targets) > _MOST_TARGETS:
-            raise BadFrame(f"more than {_MOST_SYMBOLS} symbols or {_MOST_TARGETS} targets")
+        if len(self.symbols) > _MOST_SYMBOLS or len(self.targets) > MOST_TARGETS:
+            raise BadFrame(f"more than {_MOST_SYMBOLS} symbols or {MOST_TARGETS} targets")
+        if not self.ends.keys() <= self.targets.keys():
+            raise BadFrame("the end of a target that it does not have")
 
 
 class Recording:
@@ -157,8 +171,8 @@ class Recording:
                 self.event_count += length // EVENT_BYTES
             elif kind in recording_frames.KINDS:
                 control_bytes += length
-                if control_bytes > _CONTROL_MOST_BYTES:
-                    raise self._bad(f"more than {_CONTROL_MOST_BYTES >> 20} MiB of names and totals")
+                if control_bytes > CONTROL_MOST_BYTES:
+                    raise self._bad(f"more than {CONTROL_MOST_BYTES >> 20} MiB of names and totals")
                 self._add(contents, FrameKind(kind), file.read(length))
             elif contents.header is None:
                 raise self._bad("its first frame is no header")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -16,12 +17,14 @@ from typing import Any, TypeVar
 
 import msgpack
 
+from schedtrace.abi import HISTOGRAM_SLOTS, REASON_COUNT, SITE_LIMIT, GoroutineState, WakeCause
 from schedtrace.window import Target, Throttling
 
 MOST_BYTES = 1 << 18
 """Of a frame here: msgpack can become 70 times as large when it is unpacked."""
 _MOST_ITEMS = 1 << 14
 _MOST_TEXT = 1 << 15
+_MOST_LOST_REASONS = 64
 
 
 class FrameKind(enum.IntEnum):
@@ -215,7 +218,24 @@ def unpack(kind: FrameKind, content: bytes) -> Frame:
     except (ValueError, TypeError, RecursionError) as error:  # msgpack's errors, and keys that can't be hashed
         raise BadFrame(f"a frame {name} is not msgpack: {str(error) or type(error).__name__}") from None
     frame: Frame = _decoded(KINDS[kind], value, name)
+    if isinstance(frame, TargetEnd):
+        _check_counts(frame)
     return frame
+
+
+def _check_counts(end: TargetEnd) -> None:
+    """Maps of numbers become fifty times as large in memory: none has more of them than there can be."""
+    kernel = end.kernel
+    histograms = [*kernel.sched_latency.values(), *kernel.wait.values(), kernel.run_queue]
+    if (
+        max(kernel.transitions, default=0) >= GoroutineState.COUNT**2
+        or max(kernel.sched_latency, default=0) >= WakeCause.COUNT
+        or max(kernel.wait, default=0) >= REASON_COUNT
+        or any(len(histogram) != HISTOGRAM_SLOTS + 2 for histogram in histograms)
+        or len(end.hits) > SITE_LIMIT
+        or len(end.lost) > _MOST_LOST_REASONS
+    ):
+        raise BadFrame("the end of a target has counts that can't be")
 
 
 def _decoded(wanted: Any, value: Any, where: str) -> Any:
@@ -240,10 +260,15 @@ def _decoded(wanted: Any, value: Any, where: str) -> Any:
     return value
 
 
+@functools.cache
+def _hints(wanted: Any) -> dict[str, Any]:
+    return typing.get_type_hints(wanted)
+
+
 def _dataclass(wanted: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise BadFrame(f"{where} is {type(value).__name__}, where it should be a map")
-    hints = typing.get_type_hints(wanted)
+    hints = _hints(wanted)
     given = {}
     for field in dataclasses.fields(wanted):
         if field.name in value:

@@ -17,17 +17,25 @@
 #define RECORDING 0
 #endif
 
-static __always_inline void send(void *event)
+/* Where events are counted that find no room; 0 without a recording. */
+static __always_inline __u64 *lost_events(void)
 {
 #ifdef RECORDING_PAGES
 	__u32 zero = 0;
-	__u64 *count;
 
-	if (!events.ringbuf_output(event, sizeof(struct transition_event), BPF_RB_NO_WAKEUP))
-		return;
-	count = events_lost.lookup(&zero);
-	if (count)
-		add(count, 1);
+	return events_lost.lookup(&zero);
+#else
+	return 0;
+#endif
+}
+
+/* No branch: on_ready_list's loop has so many that the verifier just gets through. */
+static __always_inline void send(void *event, __u64 *events_lost_count)
+{
+#ifdef RECORDING_PAGES
+	__s64 failed = events.ringbuf_output(event, sizeof(struct transition_event), BPF_RB_NO_WAKEUP);
+
+	add(events_lost_count, (__u64)failed >> 63);
 #endif
 }
 
@@ -42,7 +50,7 @@ static __always_inline void send_transition(struct hit *hit, __u64 gp, struct tr
 	event.tid = hit->tid;
 	event.g = gp;
 	event.cpu = bpf_get_smp_processor_id();
-	send(&event);
+	send(&event, hit->events_lost);
 }
 
 /* A transition that says nothing of what the goroutine does, or of one that is not followed. */
@@ -69,7 +77,7 @@ static __always_inline void send_goroutine(struct hit *hit, __u64 gp, __u64 star
 	};
 
 	if (RECORDING)
-		send(&event);
+		send(&event, hit->events_lost);
 }
 
 static __always_inline void send_cgroup(struct hit *hit, __u64 cgroup_id)
@@ -85,17 +93,19 @@ static __always_inline void send_cgroup(struct hit *hit, __u64 cgroup_id)
 	if (!RECORDING)
 		return;
 	event.cpu = bpf_get_smp_processor_id();
-	send(&event);
+	send(&event, hit->events_lost);
 }
 
 static __always_inline void send_switch(struct thread *t, __u64 now_ns, struct switch_event event)
 {
-	if (!RECORDING)
+	__u64 *count = lost_events();
+
+	if (!count)
 		return;
 	event.time_ns = now_ns;
 	event.slot = t->slot;
 	event.cpu = bpf_get_smp_processor_id();
-	send(&event);
+	send(&event, count);
 }
 
 #endif

@@ -75,6 +75,9 @@ static __always_inline int begin(struct hit *hit, __u64 address)
 		return 0;
 	hit->target = target;
 	hit->stats = s;
+	hit->events_lost = lost_events();
+	if (RECORDING && !hit->events_lost)
+		return 0;
 	hit->now_ns = bpf_ktime_get_ns();
 	hit->tgid = tgid;
 	hit->tid = (__u32)pid_tgid;
@@ -277,7 +280,9 @@ static __always_inline void make(struct hit *hit, __u64 gp, struct goroutine *g,
 		if (to != STATE_SYSCALL) /* a C thread that calls into Go borrows a g, straight into a system call */
 			g->totals.goroutines++;
 	}
-	if (RECORDING && from != STATE_DEAD && !g->named) { /* newproc1 gives it an id after it has made it runnable */
+	/* newproc1 gives it an id after it has made it runnable; and what is woken will run, so that on_ready_list, which the
+	 * verifier can hardly walk through, does without. */
+	if (RECORDING && from != STATE_DEAD && to != STATE_RUNNABLE && !g->named) {
 		g->named = 1;
 		send_goroutine(hit, gp, g->start_pc, read_word(hit, gp, hit->target->g_goid), 0);
 	}

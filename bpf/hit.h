@@ -12,6 +12,7 @@ struct hit {
 	__u32 tgid;
 	__u32 tid;
 	__u32 kind; /* enum probe_kind */
+	__u64 *events_lost; /* while recording */
 };
 
 #endif

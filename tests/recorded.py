@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from schedtrace.events import EVENT
-from schedtrace.record import BUFFER_PAGES, Options, Recorded, RecordingSession, compilation
+from schedtrace.record import BUFFER_PAGES, MAX_GOROUTINES, Options, Recorded, RecordingSession, compilation
 from schedtrace.recorded import Selection, windows
 from schedtrace.recording import Recording
 from schedtrace.window import Window
@@ -45,13 +45,19 @@ class Result:
 
 @contextmanager
 def recording(
-    pids: Sequence[int], folder: Path, *, buffer_pages: int = BUFFER_PAGES, drain: bool = True, **options: Any
+    pids: Sequence[int],
+    folder: Path,
+    *,
+    buffer_pages: int = BUFFER_PAGES,
+    max_goroutines: int = MAX_GOROUTINES,
+    drain: bool = True,
+    **options: Any,
 ) -> Iterator[Result]:
     """Record these processes while the block runs, or until the recording ends by itself. Without ``drain``, nothing is
     read until the end."""
     result = Result(str(folder / "some.rec"))
     over = threading.Event()
-    begun = compilation(len(pids), buffer_pages=buffer_pages)
+    begun = compilation(len(pids), max_goroutines, buffer_pages)
     with RecordingSession(pids, begun, Options(result.path, **options)) as session:
         why = ["interrupted"]
 

@@ -13,7 +13,9 @@ AGENT = ROOT / "agent"
 SYMBOLS = ROOT / "symbols"
 SOURCES = sorted([*AGENT.rglob("*.py"), *SYMBOLS.rglob("*.py")])
 # Modules that only compute: fed and read by others, so that they can be tested with plain values.
-PURE = sorted({"histogram", "series", "window", "verdict"} & {path.stem for path in AGENT.glob("*.py")})
+PURE = sorted(
+    {"events", "histogram", "lives", "series", "window", "verdict"} & {path.stem for path in AGENT.glob("*.py")}
+)
 # What a module can import that does no I/O.
 PURE_MAY_IMPORT = {
     *("__future__", "abc", "bisect", "collections", "collections.abc", "dataclasses", "enum", "fractions"),

@@ -119,23 +119,29 @@ def _read(file: io.BytesIO, tmp_path: Path) -> tuple[Recording, Any]:
     return recording, np.concatenate([np.zeros(0, EVENT), *recording.events()])
 
 
-def test_the_recorder_moves_events_and_counts_what_was_lost(tmp_path: Path) -> None:
+def test_the_recorder_moves_events_and_counts_what_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kernel = Kernel()
     file, writer = _writer()
     recorder = Recorder(kernel.ring(), writer, Everything(writer, NO_LIMIT), [1])
     kernel.send(some_events())
     assert recorder.drain() == 9
     assert recorder.drain() == 0
+    monkeypatch.setattr("schedtrace.recorder._LOST_PAUSE_NS", 0)
     kernel.lost += np.array([0, 7], np.uint64)
     recorder.drain()
-    kernel.lost += np.array([1, 2], np.uint64)
-    recorder.drain()
-    assert recorder.lost == 10
+    monkeypatch.setattr("schedtrace.recorder._LOST_PAUSE_NS", 1 << 60)
+    for _ in range(3):
+        kernel.lost += np.array([1, 2], np.uint64)
+        recorder.drain()
+    assert recorder.lost == 16
+    recorder.end()
     assert recorder.functions == {1: {START_PC}}
     recording, events = _read(file, tmp_path)
     with recording:
         assert events.tobytes() == some_events().tobytes()
-        assert [(lost.cpu, lost.count) for lost in recording.lost] == [(1, 7), (0, 1), (1, 2)]
+        assert [(lost.cpu, lost.count) for lost in recording.lost] == [(1, 7), (0, 3), (1, 6)]
         assert all(lost.since_ns <= lost.until_ns for lost in recording.lost)
         assert recording.lost[0].until_ns == recording.lost[1].since_ns
 
@@ -190,15 +196,27 @@ def test_a_condition_has_what_came_before_written_and_goes_on(tmp_path: Path) ->
     slow = {t: transition(t * MS, RUNNABLE, RUNNING, since_ns=(t - 6) * MS) for t in (20, 40, 60, 61)}
     for t in range(100):
         sink.add(slow.get(t, _moves(t, t + 1)[0]))
-    assert sink.triggers == 2
     sink.end()
+    assert sink.triggers == 3
     recording, events = _read(file, tmp_path)
     with recording:
-        # after the one at 20 comes a pause, until 45
-        assert [(t.time_ns - STARTED_NS) // MS for t in recording.triggers] == [20, 60]
-        assert [t.waited_ns for t in recording.triggers] == [6 * MS, 6 * MS]
-        assert _kept(events) == [*range(9, 21), *range(49, 61)]
+        # The one at 20 is written at once. Then comes a pause until 45, and one until 70.
+        assert [(t.time_ns - STARTED_NS) // MS for t in recording.triggers] == [20, 40, 60]
+        assert [t.waited_ns for t in recording.triggers] == [6 * MS] * 3
+        assert _kept(events) == [*range(9, 21), *range(34, 46), *range(59, 71)]
         assert sum(gap.count for gap in recording.gaps) == 100 - len(events)
+
+
+def test_in_a_pause_longer_than_what_is_kept_something_is_missed(tmp_path: Path) -> None:
+    file, writer = _writer()
+    sink = Last(writer, NO_LIMIT, 10 * MS, Condition.parse("latency>5ms"), 50 * MS)
+    slow = {t: transition(t * MS, RUNNABLE, RUNNING, since_ns=(t - 6) * MS) for t in (20, 40, 65, 99)}
+    for t in range(100):
+        sink.add(slow.get(t, _moves(t, t + 1)[0]))
+    sink.end()
+    recording, _ = _read(file, tmp_path)
+    with recording:  # at 70 that of 40 is gone; the last one is written at the end
+        assert [(t.time_ns - STARTED_NS) // MS for t in recording.triggers] == [20, 65, 99]
 
 
 def test_a_condition_that_never_holds(tmp_path: Path) -> None:
@@ -247,7 +265,8 @@ def test_what_a_condition_holds_for(event: Any, holds: bool) -> None:
 
 @pytest.mark.parametrize(
     ("text", "ns"),
-    [("latency>50ms", 50 * MS), (" latency > 1.5 s ", 1_500 * MS), ("latency>7us", 7_000), ("latency>7µs", 7_000)],
+    [("latency>50ms", 50 * MS), (" latency > 1.5 s ", 1_500 * MS), ("latency>7us", 7_000), ("latency>7µs", 7_000)]
+    + [("latency>999999999999s", 1 << 62)],
 )
 def test_conditions(text: str, ns: int) -> None:
     assert Condition.parse(text).latency_ns == ns

@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +218,20 @@ HOSTILE = {
         _frame(FrameKind.SYMBOLS, msgpack.packb({"slot": 1, "names": {i * 10_000 + j: "" for j in range(10_000)}}))
         for i in range(10)
     ),
-    "too_many_names": START + HEADER_FRAME + _frame(FrameKind.LOST, bytes(250_000)) * 20,
+    "too_many_names": START
+    + HEADER_FRAME
+    + _frame(FrameKind.GAP, recording_frames.pack(Gap(0, 0, 0, "x" * 32_000))) * 300,
+    "too_many_targets": START
+    + HEADER_FRAME
+    + b"".join(_frame(FrameKind.TARGET, _changed(TARGET, slot=slot)) for slot in range(100)),
+    "an_end_of_no_target": _with(FrameKind.TARGET_END, recording_frames.pack(replace(END, slot=9))),
+    "counts_of_everything": _with(
+        FrameKind.TARGET_END, _changed(END, kernel=asdict(END.kernel) | {"transitions": dict.fromkeys(range(999), 1)})
+    ),
+    "hits_without_end": _with(FrameKind.TARGET_END, _changed(END, hits=[0] * 16_000)),
+    "a_histogram_too_short": _with(
+        FrameKind.TARGET_END, _changed(END, kernel=asdict(END.kernel) | {"run_queue": [1]})
+    ),
     "an_unknown_target": _with(FrameKind.EVENTS, _event(slot=9)),
     "an_unknown_state": _with(FrameKind.EVENTS, _event(new=12)),
     "an_unknown_cause": _with(FrameKind.EVENTS, _event(cause=11)),
