@@ -97,9 +97,8 @@ class _Rows:
 
     def spans(self, spans: Array) -> bytes:
         name = texts(self._state_names, self._states.of(spans))
-        return self._complete(
-            spans, name, self._process(spans, GOROUTINES), spans["number"] + FIRST_GOROUTINE, texts(self._colours, spans["state"])
-        )
+        thread, colours = spans["number"] + FIRST_GOROUTINE, texts(self._colours, spans["state"])
+        return self._complete(spans, name, self._process(spans, GOROUTINES), thread, colours)
 
     def runs(self, runs: Array) -> bytes:
         who, places = np.unique(runs["number"], return_inverse=True)
@@ -114,11 +113,12 @@ class _Rows:
 
     def _complete(self, spans: Array, name: Array, process: Array, thread: Array, colour: Column = b"") -> bytes:
         ran = (spans["tid"] != 0) if "number" in (spans.dtype.names or ()) else spans["state"] == ON_CPU
-        begin = spans["begin_ns"] - self._start_ns
+        begin = np.maximum(spans["begin_ns"] - self._start_ns, 0)
+        length = spans["end_ns"] - spans["begin_ns"]
         form = np.where(ran, 1, 0) + np.where(spans["is_open"], 2, 0)
         fields: Sequence[Column] = (
             b'{"ph":"X","name":', name, b',"pid":', integers(process), b',"tid":', integers(thread),
-            b',"ts":', *thousandths(np.maximum(begin, 0)), b',"dur":', *thousandths(spans["end_ns"] - spans["begin_ns"]),
+            b',"ts":', *thousandths(begin), b',"dur":', *thousandths(length),
             colour, texts(_ARGUMENTS, form), where(ran, integers(spans["cpu"])), texts(_ARGUMENTS_END, form), b"},\n",
         )  # fmt: skip
         return lines(len(spans), fields)

@@ -20,8 +20,8 @@ from schedtrace.timeline import Block, Timeline
 from schedtrace.window import CAUSES, STATES
 
 COLUMNS = (
-    "time_ns", "unix_ns", "pid", "goroutine", "goid", "function", "tid", "cpu", "from", "to", "left", "left_ns", "cause",
-    "reason", "waker", "remark",
+    "time_ns", "unix_ns", "pid", "goroutine", "goid", "function", "tid", "cpu", "from", "to", "left", "left_ns",
+    "cause", "reason", "waker", "remark",
 )  # fmt: skip
 _REMARKS = {
     Flag.BEGAN_BEFORE: "began before",
@@ -52,7 +52,8 @@ class _Tables:
         self.causes = [_quoted(cause) for cause in CAUSES]
         found: dict[str, int] = {}
         self._reasons = [
-            [found.setdefault(names.reason(slot, reason), len(found)) for reason in range(REASON_COUNT)] for slot in self.slots
+            [found.setdefault(names.reason(slot, reason), len(found)) for reason in range(REASON_COUNT)]
+            for slot in self.slots
         ]
         self.reasons = [_quoted(reason) for reason in found]
 
@@ -97,9 +98,7 @@ def _rows(recording: Recording, timeline: Timeline, names: Names, tables: _Table
         texts(tables.states, moves["left"]),
         text_rows.where(~no_interval, integers(left_ns)),
         text_rows.where(runnable & of_life, texts(tables.causes, moves["cause"])),
-        text_rows.where(
-            waiting & of_life, texts(tables.reasons, tables.reason_places(slot_places, moves["reason"].astype(np.int64)))
-        ),
+        text_rows.where(waiting & of_life, texts(tables.reasons, tables.reason_places(slot_places, moves["reason"]))),
         text_rows.where(has_waker, integers(np.where(has_waker, block.wakers, 0))),
         texts(["", *_REMARKS.values()], _remark(flags)),
     )

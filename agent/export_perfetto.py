@@ -156,14 +156,17 @@ def _interned(state_names: Sequence[str], names: Names, goroutines: int) -> Iter
 
 def _event(kind: int, *parts: Part, time: str = "time") -> tuple[Part, ...]:
     """A packet with a track event on ``track`` at ``time``."""
-    in_packet, in_event = (lambda name: field_number(pb.TracePacket, name)), _in_event
-    event = (Constant(in_event("type"), kind), Number(in_event("track_uuid"), "track", _UUID_BYTES), *parts)
+    event = (Constant(_in_event("type"), kind), Number(_in_event("track_uuid"), "track", _UUID_BYTES), *parts)
     return (
-        Number(in_packet("timestamp"), time, TIME_BYTES),
-        Constant(in_packet("trusted_packet_sequence_id"), _SEQUENCE),
-        Constant(in_packet("sequence_flags"), pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE),
-        Message(in_packet("track_event"), event),
+        Number(_in_packet("timestamp"), time, TIME_BYTES),
+        Constant(_in_packet("trusted_packet_sequence_id"), _SEQUENCE),
+        Constant(_in_packet("sequence_flags"), pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE),
+        Message(_in_packet("track_event"), event),
     )
+
+
+def _in_packet(name: str) -> int:
+    return field_number(pb.TracePacket, name)
 
 
 def _in_event(name: str) -> int:
@@ -218,8 +221,8 @@ def _wakes(block: Block) -> bytes:
     return _WAKE.rows(len(tracks), time=times, track=tracks, flow=flows).tobytes()
 
 
-# Where one span of a track ends and the next begins at the same time, their order in the file decides how they nest: spans of
-# different forms stay in their order.
+# Where one span of a track ends and the next begins at the same time, their order in the file decides how they nest:
+# spans of different forms stay in their order.
 
 
 def _spans(spans: Array, states: StateNames) -> bytes:

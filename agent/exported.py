@@ -1,4 +1,4 @@
-"""What all exported formats share: names of goroutines and states, and remarks on what a recording doesn't hold. Pure."""
+"""What all exported formats share: names of goroutines and states, and remarks on what is missing. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Names:
         return [self._symbols.get(key, UNKNOWN_FUNCTION) for key in keys]
 
     def goroutines(self, numbers: Sequence[int]) -> list[str]:
-        """These goroutines: "G18 worker.(*Pool).run" without the path of the package, "G? main.main" where its id is not known."""
+        """These goroutines: "G18 worker.(*Pool).run", without the path of the package; "G? main.main" where the id is
+        not known."""
         ids = self._lives["goid"][list(numbers)].tolist()
         functions = map(short_function, self.functions(numbers))
         return [f"G{goid or '?'} {name}" for goid, name in zip(ids, functions, strict=True)]
@@ -74,7 +75,7 @@ class StateNames:
     def __init__(self, recording: Recording, names: Names) -> None:
         found: dict[str, int] = {}
         self._row = np.zeros(1 << 16, np.int64)  # by slot
-        rows = []
+        rows: list[list[int]] = []
         for slot in recording.targets:
             states = [(state, 0, 0) for state in range(STATE_COUNT)]
             causes = [(int(State.RUNNABLE), cause, 0) for cause in range(WakeCause.COUNT)]
@@ -128,7 +129,7 @@ def _remarks(recording: Recording, timeline: Timeline) -> Iterator[str]:
         end = recording.ends.get(slot)
         for reason, count in end.lost.items() if end else ():
             yield f"{who}: lost, {count:,} times: {reason.replace('_', ' ')}"
-        if end and end.throttling:
+        if end and end.throttling and end.throttling.throttled_periods:
             throttled = end.throttling
             yield (
                 f"{who}: the CPU limit held it back for {throttled.throttled_ns / _NS:.3f} s (summed over CPUs) in "

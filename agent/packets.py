@@ -1,7 +1,7 @@
 """Perfetto packets of one form in bulk: numpy puts numbers into copies of a template. Pure.
 
-A protobuf varint may be longer than it needs to be, so all packets of a form can be of one length. Field numbers come from
-the descriptors of the ``perfetto`` package; a test decodes what is made here with it.
+A protobuf varint may be longer than it needs to be, so all packets of a form can be of one length. Field numbers come
+from the descriptors of the ``perfetto`` package; a test decodes what is made here with it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TIME_BYTES = 9
 
 @dataclass(frozen=True)
 class Number:
-    """A field of ``bytes`` bytes, whose values are given as ``key``. A varint holds 7 bits a byte; without ``bytes``, it
-    is a fixed64."""
+    """A field of ``bytes`` bytes, whose values are given as ``key``. A varint holds 7 bits a byte; without ``bytes``,
+    it is a fixed64."""
 
     field: int
     key: str
@@ -92,8 +92,8 @@ class Template:
         return len(self._row)
 
     def rows(self, count: int, **values: Array | int) -> Array:
-        """The packets for ``count`` rows: bytes, a row each. Each value is an array of so many, or the same for all. Values
-        must not be negative, and fit."""
+        """The packets for ``count`` rows: bytes, a row each. Each value is an array of so many, or the same for all.
+        Values must not be negative, and fit."""
         rows = np.empty((count, len(self._row)), np.uint8)
         rows[:] = self._row
         for place, number in self._places:

@@ -61,8 +61,9 @@ def lines(count: int, columns: Sequence[Column]) -> bytes:
     """The columns side by side, in ``count`` lines."""
     whole = [_spread(column, count) for column in columns]
     rows = np.concatenate(whole, axis=1)
-    flat = rows.reshape(-1)
-    return flat[flat != 0].tobytes()
+    flat: Array = rows.reshape(-1)
+    content: bytes = flat[flat != 0].tobytes()
+    return content
 
 
 def _spread(column: Column, count: int) -> Array:

@@ -1,16 +1,16 @@
 """From the events of a recording to spans: who was in which state, from when to when, on which thread. Pure numpy.
 
-What :mod:`schedtrace.export` writes in any format comes from here, block by block, so that memory does not grow with the
-recording, only with the number of its goroutines and threads.
+What is exported in any format comes from here, block by block, so that memory does not grow with the recording, only
+with the number of its goroutines and threads.
 
-Times are nanoseconds of CLOCK_MONOTONIC. A span of a goroutine comes with the transition that ends it, which knows since
-when it lasted, so that lost events and gaps leave holes and no wrong spans. Spans of one goroutine, of one thread and of
-one thread's kernel states each come in the order of time and do not overlap.
+Times are nanoseconds of CLOCK_MONOTONIC. A span of a goroutine comes with the transition that ends it, which knows
+since when it lasted, so that lost events and gaps leave holes and no wrong spans. Spans of one goroutine, of one thread
+and of one thread's kernel states each come in the order of time and do not overlap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,13 +36,14 @@ SPAN = np.dtype(
     [
         *(("number", "<i8"), ("begin_ns", "<i8"), ("end_ns", "<i8"), ("flow", "<u8"), ("slot", "<u2"), ("tid", "<u4")),
         *(("cpu", "<u2"), ("state", "u1"), ("cause", "u1"), ("reason", "u1"), ("is_open", "?"), ("is_whole", "?")),
+        ("end_tid", "<u4"),
     ]
 )
 """Goroutine ``number`` of target ``slot`` in ``state`` (Go's number, or one from here). ``cause``, ``reason``: as in a
 transition, for runnable and waiting. ``flow``: number of the wake that began it, 0: none or not known. ``tid``: the
 thread it ran on or was in a system call on, ``cpu`` the CPU on which that began; 0 and 0: neither, or not known.
-``is_open``: it still lasted when the recording ended. ``is_whole``: both ends were seen, and it is one that the
-histograms of the report hold."""
+``end_tid``: the thread on which it was ended, 0 if it was not. ``is_open``: it still lasted when the recording ended.
+``is_whole``: both ends were seen, and it is one that the histograms of the report hold."""
 
 THREAD_SPAN = np.dtype([("tid", "<u4"), ("slot", "<u2"), ("cpu", "<u2"), ("begin_ns", "<i8"), ("end_ns", "<i8"),
                         ("state", "u1"), ("is_open", "?")])  # fmt: skip
@@ -79,9 +80,9 @@ class Block:
 class Timeline:
     """The spans of a recording. Reads it once when it is made, and once more for each :meth:`blocks`."""
 
-    def __init__(self, recording: Recording) -> None:
-        """Raises UnreadableRecording, OSError."""
-        self._recording = recording
+    def __init__(self, recording: Recording, advance: Callable[[int], object] = lambda _events: None) -> None:
+        """``advance`` is told of each so many events read. Raises UnreadableRecording, OSError."""
+        self._recording, self._advance = recording, advance
         lives = Lives()
         tids = np.zeros(0, np.uint64)
         self.first_ns = self.last_ns = recording.header.started_ns
@@ -109,6 +110,7 @@ class Timeline:
         kept: list[Array] = []
         for events in self._recording.events():
             kept.append(events)
+            self._advance(len(events))
             if sum(map(len, kept)) >= _BLOCK_EVENTS:
                 yield np.concatenate(kept)
                 kept = []
@@ -169,25 +171,28 @@ class _Goroutines:
         self.clipped += int(late.sum())
         floor = np.where(found, before["time_ns"], 0)
         spans["begin_ns"] = np.maximum(spans["begin_ns"], np.minimum(floor, spans["end_ns"]))
-        return spans[ends]
+        shown: Array = spans[ends]
+        return shown
 
     def _ended(self, moves: Array, numbers: Array, found: Array, before: Array) -> tuple[Array, Array]:
         spans = np.zeros(len(moves), SPAN)
         left, flags = moves["left"], moves["flags"]
         begun_before, inconsistent = (flags & Flag.BEGAN_BEFORE) != 0, (flags & Flag.INCONSISTENT) != 0
         has_thread = _has_thread(left)
-        # The transition by which it began to run was made on its thread; so is the one by which it stops, unless another
-        # thread has found it preempted.
+        # The transition by which it began to run was made on its thread; so is the one by which it stops, unless
+        # another thread has found it preempted.
         joined = found & (before["time_ns"] == moves["since_ns"].astype(np.int64))
         began = joined & _has_thread(before["state"])
         stopped = has_thread & _has_thread(moves["old"])
         spans["number"], spans["end_ns"], spans["slot"] = numbers, moves["time_ns"], moves["slot"]
+        spans["end_tid"] = moves["tid"]
         since = np.maximum(moves["since_ns"].astype(np.int64), self._started_ns[moves["slot"]])
         spans["begin_ns"] = np.minimum(since, spans["end_ns"])
         spans["tid"] = np.where(has_thread & began, before["tid"], np.where(stopped, moves["tid"], 0))
         spans["cpu"] = np.where(has_thread & began, before["cpu"], np.where(stopped, moves["cpu"], 0))
         spans["flow"] = np.where(joined & (left == State.RUNNABLE), before["flow"], 0)
-        spans["state"] = np.where(inconsistent, UNCERTAIN, np.where(begun_before & has_thread, RUNNING_OR_SYSCALL, left))
+        spans["state"] = np.where(begun_before & has_thread, RUNNING_OR_SYSCALL, left)
+        spans["state"][inconsistent] = UNCERTAIN
         spans["is_whole"] = ~begun_before & ~inconsistent & ((left != State.RUNNABLE) | (moves["new"] == State.RUNNING))
         # A transition tells the cause of the state it leads to, if that is runnable, else of the one that it ends.
         again = (left == State.RUNNABLE) & (moves["new"] == State.RUNNABLE)
@@ -257,7 +262,8 @@ class _Threads:
             _thread_spans(switches, waited, since_ns, time_ns, RUNNABLE),
         )
         all_spans = np.concatenate(parts)
-        return all_spans[np.argsort(all_spans["begin_ns"], kind="stable")]
+        in_order: Array = all_spans[np.argsort(all_spans["begin_ns"], kind="stable")]
+        return in_order
 
     def open(self, ends_ns: Array) -> Array:
         tids, last = self._last.all()
@@ -318,10 +324,11 @@ def _is_blocked(prev_state: Array) -> Array:
 
 
 def _has_thread(state: Array) -> Array:
-    return np.isin(state, (State.RUNNING, State.SYSCALL))
+    found: Array = np.isin(state, (State.RUNNING, State.SYSCALL))
+    return found
 
 
 def _is_shown(state: Array) -> Array:
     """Is that a state somebody is in?"""
-    return ~np.isin(state, (State.IDLE, State.DEAD))
-
+    found: Array = ~np.isin(state, (State.IDLE, State.DEAD))
+    return found
