@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from schedtrace.condition import Condition
+if TYPE_CHECKING:
+    from schedtrace.condition import Condition
 
 MOST_SECONDS = 1e9
 """What becomes a number of nanoseconds must have an end."""
@@ -52,12 +53,14 @@ class Size(click.ParamType[int]):
         return size
 
 
-class When(click.ParamType[Condition]):
+class When(click.ParamType["Condition"]):
     """A condition: latency>50ms."""
 
     name = "condition"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Condition:
+        from schedtrace.condition import Condition
+
         try:
             return Condition.parse(value)
         except ValueError as error:
