@@ -166,8 +166,8 @@ def _functions(recording: Recording, picture: Picture) -> Iterator[str]:
 
 _WORST_REMARK = f"""Of waits at the same time only the longest; others: how many more, of the {CANDIDATES} longest.
 Ran instead: goroutines of this process that ran meanwhile, and for how long. Threads: how long the process's threads
-were on CPUs, and how long runnable without one, summed up over them; then what the thread did that ran the goroutine in the
-end."""
+were on CPUs, and how long runnable without one, summed up over them; then what the thread did that ran the goroutine in
+the end."""
 
 
 def _worst(names: Names, picture: Picture) -> Iterator[str]:

@@ -226,7 +226,7 @@ class _Runs:
         self.clipped = 0
 
     def of(self, spans: Array) -> Array:
-        runs = spans[(spans["tid"] != 0) & (spans["state"] != UNCERTAIN)].copy()
+        runs: Array = spans[(spans["tid"] != 0) & (spans["state"] != UNCERTAIN)].copy()
         now = np.zeros(len(runs), [("end_ns", "<i8")])
         now["end_ns"] = runs["end_ns"]
         found, before = self._last.replace(runs["tid"].astype(np.int64), now)
