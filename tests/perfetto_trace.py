@@ -45,7 +45,10 @@ def label(descriptor: Any) -> str:
 
 def read(content: bytes) -> Trace:
     """A whole trace of one sequence. Asserts that it is well-formed."""
-    trace, names, categories, annotation_names = Trace(), {}, {}, {}
+    trace = Trace()
+    names: dict[int, str] = {}
+    categories: dict[int, str] = {}
+    annotation_names: dict[int, str] = {}
     packets = pb.Trace.FromString(content).packet
     events = []
     for packet in packets:
@@ -70,7 +73,10 @@ def read(content: bytes) -> Trace:
             event.name or names[event.name_iid],
             time_ns,
             end_ns,
-            tuple((a.name or annotation_names[a.name_iid], a.uint_value or a.string_value) for a in event.debug_annotations),
+            tuple(
+                (a.name or annotation_names[a.name_iid], a.uint_value or a.string_value)
+                for a in event.debug_annotations
+            ),
             tuple(categories[iid] for iid in event.category_iids),
         )
 
@@ -86,7 +92,7 @@ def read(content: bytes) -> Trace:
         else:
             assert event.type == pb.TrackEvent.TYPE_INSTANT
             trace.instants.append(made(time_ns, time_ns, event))
-        begun |= {flow: (time_ns, here) for flow in event.flow_ids}
+        begun |= dict.fromkeys(event.flow_ids, (time_ns, here))
         for flow in event.terminating_flow_ids:
             assert begun[flow][0] == time_ns
             trace.arrows.append((time_ns, begun.pop(flow)[1], here))

@@ -126,9 +126,7 @@ def test_perfetto_counts_are_those_of_a_real_recording() -> None:
     trace = perfetto_trace.read(exported("perfetto", EXAMPLE))
     with Recording.open(EXAMPLE) as recording:
         timeline = Timeline(recording)
-    address = {
-        export_perfetto.track_of_goroutine(number): int(life["g"]) for number, life in enumerate(timeline.lives)
-    }
+    address = {export_perfetto.track_of_goroutine(number): int(life["g"]) for number, life in enumerate(timeline.lives)}
     # Labels need not be unique, so that tracks are told apart by uuid here: names of all goroutines are looked up once.
     by_label: dict[str, set[int]] = {}
     for uuid, g in address.items():
@@ -148,7 +146,9 @@ def test_perfetto_says_what_is_missing(tmp_path: Path) -> None:
     assert about.track == "recording"
     said = [text for name, text in about.annotations if name.startswith("remark")]
     assert any("when the world was stopped" in text and "which P" in text for text in said)
-    on_recording = {(s.name, s.begin_ns - STARTED_NS, s.end_ns - STARTED_NS) for s in trace.slices if s.track == "recording"}
+    on_recording = {
+        (s.name, s.begin_ns - STARTED_NS, s.end_ns - STARTED_NS) for s in trace.slices if s.track == "recording"
+    }
     assert on_recording == {("12 events not kept: not kept", 5_100, 8_000), ("3 events lost", 5_100, 8_000)}
     assert {one.name for one in trace.instants if one.track == "recording"} == {
         *("about this recording", "end: interrupted", ": 0.003 ms")
@@ -172,11 +172,15 @@ def test_packets_in_bulk_are_those_of_the_protobuf() -> None:
     flows = np.array([1, 1 << 63, 255, 256], np.uint64)
     plain = Template([(Number(8, "time", 9), Constant(10, 300), Message(11, (Number(11, "track", 5),)))])
     arrow = Template([(Number(8, "time", 9), Message(11, (Constant(9, 3), Number(47, "flow"))))])
-    content = mixed([plain, arrow], np.array([0, 1, 0, 1]), time=times, track=np.array([5, 0, (1 << 35) - 1, 0]), flow=flows)
+    content = mixed(
+        [plain, arrow], np.array([0, 1, 0, 1]), time=times, track=np.array([5, 0, (1 << 35) - 1, 0]), flow=flows
+    )
     expected = [
         pb.TracePacket(timestamp=0, trusted_packet_sequence_id=300, track_event=pb.TrackEvent(track_uuid=5)),
         pb.TracePacket(timestamp=127, track_event=pb.TrackEvent(type=3, flow_ids=[1 << 63])),
-        pb.TracePacket(timestamp=128, trusted_packet_sequence_id=300, track_event=pb.TrackEvent(track_uuid=(1 << 35) - 1)),
+        pb.TracePacket(
+            timestamp=128, trusted_packet_sequence_id=300, track_event=pb.TrackEvent(track_uuid=(1 << 35) - 1)
+        ),
         pb.TracePacket(timestamp=(1 << 63) - 1, track_event=pb.TrackEvent(type=3, flow_ids=[256])),
     ]
     assert list(pb.Trace.FromString(content).packet) == expected
@@ -203,7 +207,8 @@ def test_chrome_has_every_span_and_arrow(simulation: Simulation, path: str) -> N
 
     spans = simulation.spans + simulation.open_spans
     found = sorted(
-        (names[e["pid"], e["tid"]].split()[0], ns(e["ts"]), ns(e["dur"]), e["name"]) for e in of(export_chrome.GOROUTINES)
+        (names[e["pid"], e["tid"]].split()[0], ns(e["ts"]), ns(e["dur"]), e["name"])
+        for e in of(export_chrome.GOROUTINES)
     )
     assert found == sorted((label(s), s.begin_ns, s.end_ns - s.begin_ns, s.state) for s in spans)
     ran = sorted((e["tid"], ns(e["ts"]), ns(e["dur"]), e["name"].split()[0]) for e in of(export_chrome.THREADS))
@@ -219,7 +224,9 @@ def test_chrome_has_every_span_and_arrow(simulation: Simulation, path: str) -> N
     )
     assert begins.keys() == ends.keys()
     assert arrows == sorted((t, f"G{a}", f"G{b or '?'}") for t, a, b in simulation.wakes)
-    assert len({e["tid"] for e in events if e["ph"] == "X"}) == len({(e["pid"], e["tid"]) for e in events if e["ph"] == "X"})
+    assert len({e["tid"] for e in events if e["ph"] == "X"}) == len(
+        {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"}
+    )
     assert trace["otherData"]["remarks"][-1].startswith("not in a recording: when the world was stopped")
 
 
@@ -254,11 +261,17 @@ def test_csv_quotes_and_blanks(tmp_path: Path) -> None:
         transition(2_000, RUNNING, WAITING, since_ns=1_000, flags=Flag.TAKEN_BACK, reason=1),
         transition(3_000, WAITING, RUNNABLE, since_ns=1_000, flags=Flag.INCONSISTENT, cause=3),
     ])  # fmt: skip
-    content = written(recordings.TARGET, events, recording_frames.Symbols(1, {recordings.START_PC: 'main.f[a,b] "x"\n'}))
+    content = written(
+        recordings.TARGET, events, recording_frames.Symbols(1, {recordings.START_PC: 'main.f[a,b] "x"\n'})
+    )
     text = exported("csv", stored(tmp_path, content)).decode()
     assert text.splitlines()[0] == ",".join(export_csv.COLUMNS)
     rows = list(csv.reader(io.StringIO(text, newline="")))
-    assert [row[4:6] for row in rows[1:]] == [["5", 'main.f[a,b] "x"\\x0a'], ["", ""], *[["5", 'main.f[a,b] "x"\\x0a']] * 2]
+    assert [row[4:6] for row in rows[1:]] == [
+        ["5", 'main.f[a,b] "x"\\x0a'],
+        ["", ""],
+        *[["5", 'main.f[a,b] "x"\\x0a']] * 2,
+    ]
     assert [row[11:] for row in rows[1:]] == [
         ["500", "select", "", "", ""],
         ["", "", "", "", "no interval"],
@@ -271,7 +284,9 @@ def test_times_before_the_start_are_negative(tmp_path: Path) -> None:
     early = transition(-1_500, RUNNABLE, RUNNING, since_ns=-2_000)
     path = stored(tmp_path, written(recordings.TARGET, early))
     assert exported("csv", path).decode().splitlines()[1].split(",")[0] == "-1500"
-    (event,) = (e for e in json.loads(exported("chrome", path))["traceEvents"] if e.get("name", "").startswith("runnable"))
+    (event,) = (
+        e for e in json.loads(exported("chrome", path))["traceEvents"] if e.get("name", "").startswith("runnable")
+    )
     assert (event["ts"], event["dur"]) == (0.0, 0.0)  # before its target was watched
 
 
@@ -387,7 +402,9 @@ def test_names_of_strangers_do_no_harm(tmp_path: Path, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_recordings_with_nothing_in_them(tmp_path: Path, form: str) -> None:
-    for i, content in enumerate((written(), written(recordings.TARGET), written(recordings.TARGET, np.zeros(0, EVENT)))):
+    for i, content in enumerate(
+        (written(), written(recordings.TARGET), written(recordings.TARGET, np.zeros(0, EVENT)))
+    ):
         folder = tmp_path / str(i)
         folder.mkdir()
         assert exported(form, stored(folder, content))

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from schedtrace import timeline as timelines
-from schedtrace.events import EVENT, EventType, Flag
+from schedtrace.abi import LostReason
+from schedtrace.events import EVENT, TRANSITION, EventType, Flag
 from schedtrace.exported import Names, losses, remarks
 from schedtrace.join import LOST_NAMES
 from schedtrace.last_seen import LastSeen
@@ -60,7 +61,9 @@ def test_everything_that_happened_is_found_again(
     assert sorted(spans_of(recording, timeline, spans[spans["is_open"]])) == sorted(simulation.open_spans)
     kernel = np.concatenate([one.kernel for one in blocks])
     found = [
-        ThreadSpan(int(s["tid"]), int(s["begin_ns"]) - STARTED_NS, int(s["end_ns"]) - STARTED_NS, KERNEL_STATES[s["state"]])
+        ThreadSpan(
+            int(s["tid"]), int(s["begin_ns"]) - STARTED_NS, int(s["end_ns"]) - STARTED_NS, KERNEL_STATES[s["state"]]
+        )
         for s in kernel
     ]
     assert sorted(found) == sorted(simulation.thread_spans + simulation.open_thread_spans)
@@ -186,7 +189,7 @@ def test_where_events_are_missing_there_are_holes_and_nothing_wrong(tmp_path: Pa
     recording, timeline, blocks = blocks_of(stored(tmp_path, content))
     spans = np.concatenate([one.spans for one in blocks])
     ended = spans[~spans["is_open"]]
-    moves = kept[kept["type"] == EventType.TRANSITION].view(timelines.of_type(kept, EventType.TRANSITION).dtype)
+    moves = kept[kept["type"] == EventType.TRANSITION].view(TRANSITION)
     assert len(ended) == int((moves["left"] != 6).sum())
     # All that is found did happen.
     truth = {(s.begin_ns, s.end_ns, s.state, s.tid) for s in simulation.spans}
@@ -206,7 +209,9 @@ def test_a_thread_whose_switch_was_not_seen(tmp_path: Path) -> None:
     )
     _, timeline, blocks = blocks_of(stored(tmp_path, written(recordings.TARGET, events)))
     kernel = np.concatenate([one.kernel for one in blocks])
-    found = [(int(s["begin_ns"]) - STARTED_NS, int(s["end_ns"]) - STARTED_NS, KERNEL_STATES[s["state"]]) for s in kernel]
+    found = [
+        (int(s["begin_ns"]) - STARTED_NS, int(s["end_ns"]) - STARTED_NS, KERNEL_STATES[s["state"]]) for s in kernel
+    ]
     assert found == [
         (400, 1_000, "runnable"),
         (4_000, 5_000, "runnable"),
@@ -247,8 +252,9 @@ def test_remarks_say_what_is_missing(tmp_path: Path) -> None:
         "3 events lost, since they were not read fast enough",
         "12 events of 0.000 s were not kept: not kept",
         "server 1234: can't be seen: system calls",
-        f"server 1234: lost, 1 times: {LOST_NAMES[6].replace('_', ' ')}",
-        "server 1234: the CPU limit held it back for 0.005 s (summed over CPUs) in 2 of 10 periods; when, is not in a recording",
+        f"server 1234: lost, 1 times: {LOST_NAMES[LostReason.BEGAN_BEFORE].replace('_', ' ')}",
+        "server 1234: the CPU limit held it back for 0.005 s (summed over CPUs) in 2 of 10 periods; "
+        "when, is not in a recording",
         "not in a recording: when the world was stopped, when a CPU limit held threads back, and which P a thread had",
     ]
     Path(path).write_bytes(recordings.whole_file()[:-5])
