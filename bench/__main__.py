@@ -3,7 +3,7 @@
 import sys
 import time
 
-from bench import against_bpftrace, agent_scale, attach_time, hit_cost, http, nats, record
+from bench import against_bpftrace, agent_scale, attach_time, export, hit_cost, http, nats, record
 from bench.measurement import BenchError
 from tools import kernel_access
 from tools.toolchains import ToolchainError
@@ -15,6 +15,7 @@ BENCHES = (
     nats.main,
     attach_time.main,
     record.main,
+    export.main,
     agent_scale.main,
 )
 

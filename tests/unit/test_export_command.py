@@ -121,7 +121,7 @@ def test_the_recording_itself_is_no_output(tmp_path: Path) -> None:
 def test_a_full_standard_output() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [*COMMAND, "export", EXAMPLE, "--format", "csv"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*COMMAND, "export", EXAMPLE, "--format=csv"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert (done.returncode, done.stderr) == (1, "schedtrace: the output can't be written: No space left on device\n")
 
