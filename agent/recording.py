@@ -46,6 +46,7 @@ VERSION = 1
 OLDEST_VERSION = 1
 EVENTS_MOST_BYTES = 1 << 22
 """Of the events in one frame."""
+_ARRAY_LEAST_BYTES = 1 << 20  # of several frames; what is made of an array takes a millisecond, however small it is
 _EXTENSION = struct.Struct(">BIb")  # msgpack's ext 32: 0xc9, length, type
 _EXT_32 = 0xC9
 CONTROL_MOST_BYTES = 1 << 23
@@ -264,13 +265,27 @@ class Recording:
             raise self._bad(f"damaged: {error}") from None
 
     def events(self) -> Iterator[Array]:
-        """Arrays of :data:`EVENT`, a frame each, in the order of the file. Raises UnreadableRecording."""
-        self._file.seek(self._start)
+        """Arrays of :data:`EVENT`, in the order of the file: each of one or several frames, since a recorder that comes
+        often writes small ones. Raises UnreadableRecording."""
+        pieces: list[bytes] = []
+        pieces_bytes = 0
         for kind, length in self._frames_again():
             if kind == FrameKind.EVENTS and length:
-                events = np.frombuffer(self._file.read(length), EVENT)
-                self._check(events)
-                yield events
+                pieces.append(self._file.read(length))
+                pieces_bytes += length
+                if pieces_bytes >= _ARRAY_LEAST_BYTES:
+                    yield self._array(pieces)
+                    pieces, pieces_bytes = [], 0
+        if pieces:
+            yield self._array(pieces)
+
+    def _array(self, pieces: list[bytes]) -> Array:
+        content = b"".join(pieces)
+        if len(content) % EVENT_BYTES:
+            raise self._bad("it was changed while it was read")
+        events: Array = np.frombuffer(content, EVENT)
+        self._check(events)
+        return events
 
     def _frames_again(self) -> Iterator[tuple[int, int]]:
         """The frames found at first: the file may have grown since."""

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,23 @@ def test_the_example_is_a_real_recording() -> None:
     assert window.sched_latency_total.count > 5_000
     assert any(f.function.endswith("server.(*Server).startGoRoutine.func1") for f in window.functions)
     assert window.unseen == ("system calls: a goroutine in one counts as running",)
+
+
+def test_the_documented_program_reads_the_example() -> None:
+    text = (EXAMPLE.parents[1] / "docs/recording.md").read_text()
+    block = text[text.index("    from schedtrace.events") : text.index("What is behind a cut is not read")]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(block)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=EXAMPLE.parents[1],
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 10
+    assert any("startGoRoutine" in line for line in lines)
 
 
 def test_the_command_prints_what_attach_does(tmp_path: Path) -> None:

@@ -81,6 +81,15 @@ def test_many_events_are_several_frames(tmp_path: Path) -> None:
     assert np.concatenate(frames).tobytes() == many.tobytes()
 
 
+def test_small_frames_come_together(tmp_path: Path) -> None:
+    """An hour in which little happens has a hundred thousand of them."""
+    path = stored(tmp_path, written(TARGET, *[some_events()] * 5_000))
+    with Recording.open(path) as recording:
+        arrays = list(recording.events())
+    assert [len(array) for array in arrays] == [26_217, 5_000 * 9 - 26_217]
+    assert np.concatenate(arrays).tobytes() == np.tile(some_events(), 5_000).tobytes()
+
+
 def test_any_msgpack_reader_reads_the_file() -> None:
     """The format is what docs/recording.md says, to a reader that knows msgpack only."""
     unpacker = msgpack.Unpacker()
