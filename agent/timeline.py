@@ -126,7 +126,7 @@ class Timeline:
         return started
 
     def blocks(self) -> Iterator[Block]:
-        """All of it. The last block has the spans that were open when the recording ended, and no events."""
+        """All of it. The last blocks have the spans that were open when the recording ended, and no transitions."""
         self.clipped = 0
         lives, seen = Lives(), _Goroutines(self.started_ns())
         threads, runs, waking = _Threads(), _Runs(), _Wakers()
@@ -139,10 +139,11 @@ class Timeline:
         ends = np.full(1 << 16, self.last_ns, np.int64)
         for slot, end in self._recording.ends.items():
             ends[slot & 0xFFFF] = end.time_ns
-        spans = seen.open(ends, lives.current)
-        none = np.zeros(0, np.int64)
-        no_moves, _ = Lives().follow(np.zeros(0, EVENT))
-        yield Block(no_moves, none, none, none.astype(np.uint64), spans, runs.of(spans), threads.open(ends))
+        spans, kernel = seen.open(ends, lives.current), threads.open(ends)
+        no_moves, none = Lives().follow(np.zeros(0, EVENT))
+        for start in range(0, max(len(spans), len(kernel)), _BLOCK_EVENTS):
+            some, of_threads = (each[start : start + _BLOCK_EVENTS] for each in (spans, kernel))
+            yield Block(no_moves, none, none, none.astype(np.uint64), some, runs.of(some), of_threads)
         self.clipped = seen.clipped + runs.clipped + threads.clipped
 
 
