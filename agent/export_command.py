@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
@@ -38,11 +37,25 @@ def export(path: str, form: str, output: str) -> None:
         try:
             with _progress(recording.event_count * _READS.get(form, _OTHER_READS)) as advance, _output(output) as out:
                 timeline = Timeline(recording, advance)
-                import_module(f"schedtrace.export_{form}").write(recording, timeline, out)
+                _writer(form)(recording, timeline, out)
         except ModuleNotFoundError as error:
             raise SchedtraceError(f"--format {form} needs the Python module {error.name}: install it") from None
     for remark in losses(recording, timeline):
         print(f"schedtrace: {path}: {shown(remark)}", file=sys.stderr)
+
+
+def _writer(form: str) -> Callable[[Recording, Timeline, Write], None]:
+    """What writes a format, with the libraries that it needs and others don't."""
+    match form:
+        case "perfetto":
+            from schedtrace.export_perfetto import write
+        case "chrome":
+            from schedtrace.export_chrome import write
+        case "csv":
+            from schedtrace.export_csv import write
+        case _:
+            from schedtrace.export_html import write
+    return write
 
 
 def _is_same_file(path: str, output: str) -> bool:
