@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 RUN_PACKAGES := python3-venv python3-bpfcc
 TEST_PACKAGES := $(RUN_PACKAGES) golang-1.19-go gcc libc6-dev binutils openssl prometheus \
-	containerd runc buildah debootstrap
+	containerd runc buildah debootstrap chromium chromium-driver fonts-dejavu-core
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test e2e cgroup2 check lint types bench layouts packages test-packages

@@ -187,6 +187,31 @@ def report(
 @schedtrace.command(
     cls=Examples,
     examples=[
+        ("export x.rec --format html -o x.html", "one page to look at and pass on"),
+        ("export x.rec --format perfetto -o x.pftrace", "a timeline, for https://ui.perfetto.dev"),
+        ("export x.rec --format chrome -o x.json", "the same for older viewers"),
+        ("export x.rec --format csv | grep main.worker", "a row for each transition"),
+    ],
+)
+@click.argument("file")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["perfetto", "chrome", "csv", "html"]),
+    required=True,
+    help="What to make of it.",
+)
+@click.option("-o", "--output", default="-", metavar="OUT", help="File to write; without, standard output.")
+def export(file: str, form: str, output: str) -> None:
+    """Make of a recording what other programs show (docs/export.md). Needs neither root nor BCC."""
+    from schedtrace import export_command
+
+    export_command.export(file, form, output)
+
+
+@schedtrace.command(
+    cls=Examples,
+    examples=[
         ("inspect 1234", "what would be probed in a running process"),
         ("inspect ./server", "the same for a file, on any machine"),
     ],

@@ -3,14 +3,25 @@
 import sys
 import time
 
-from bench import against_bpftrace, agent_budget, agent_scale, attach_time, hit_cost, http, nats, record, switch_cost
+from bench import (
+    against_bpftrace,
+    agent_budget,
+    agent_scale,
+    attach_time,
+    export,
+    hit_cost,
+    http,
+    nats,
+    record,
+    switch_cost,
+)
 from bench.measurement import BenchError
 from tools import kernel_access
 from tools.toolchains import ToolchainError
 
 BENCHES = (
     *(hit_cost.main, switch_cost.main, against_bpftrace.main, http.main, nats.main, attach_time.main, record.main),
-    *(agent_scale.main, agent_budget.main),
+    *(export.main, agent_scale.main, agent_budget.main),
 )
 
 

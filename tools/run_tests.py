@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tools import kernel_access
 
-WITHOUT_KERNEL = ("tests/unit",)
+WITHOUT_KERNEL = ("tests/unit", "tests/browser")
 WITH_KERNEL = ("tests/kernel", "tests/e2e")
 CHANGES_THE_NODE = "tests/cgroup2"  # for a while, and a node may have its cgroups in use: on request only
 
