@@ -13,8 +13,8 @@ from time import thread_time_ns
 from bench.hit_parts import G_BYTES, Parts
 from bench.measurement import BenchError, Rounds, Spread, alternate, compare, print_conditions, print_limit, print_table
 from schedtrace import abi
-from schedtrace.bpf_text import PROBE
-from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, HITS_PER_LOOP, CodePage, Kinds
+from schedtrace.bpf_text import program_of
+from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, HITS_PER_LOOP, RECORDS, CodePage, Kinds
 from schedtrace.errors import AttachFailed
 from schedtrace.session import Compilation, ProbeSite, Session
 
@@ -42,7 +42,9 @@ REAL = {
     "casgstatus: park, ready, run": CASGSTATUS,
     "park_m, ready, execute": FUNCTIONS,
 }
-NAMES = (NOTHING, EMPTY, EMPTY_STEPPED, EMPTY_PERF, *PARTS.values(), *REAL)
+SAMPLED = "sampled level: record"
+ALL_REAL = {**REAL, SAMPLED: RECORDS}
+NAMES = (NOTHING, EMPTY, EMPTY_STEPPED, EMPTY_PERF, *PARTS.values(), *ALL_REAL)
 
 Measure = Callable[[], float]
 Sites = tuple[int, int, int]
@@ -61,10 +63,11 @@ class Pages:
         parts.follow(ctypes.addressof(self._memory), max(GOROUTINES))
         by_text = {text: name for name, text in PARTS.items()}
         for name in names:
-            if name in REAL:
-                session = stack.enter_context(Session(Compilation(), (PROBE,)))
+            if kinds := ALL_REAL.get(name):
+                program = program_of(kinds[0])
+                session = stack.enter_context(Session(Compilation(programs=(program,)), (program,)))
                 self._sessions.append(session)
-                attach = partial(_attach_session, session, REAL[name])
+                attach = partial(_attach_session, session, kinds)
             elif name != NOTHING:
                 attach = partial(_attach_part, parts, by_text.get(name, "empty"), name == EMPTY_PERF)
             else:
@@ -112,8 +115,9 @@ def _attach_part(parts: Parts, name: str, perf: bool, page: CodePage, sites: Sit
 
 
 def _attach_session(session: Session, kinds: Kinds, page: CodePage, sites: Sites) -> None:
-    session.attach(page.fd, [ProbeSite(PROBE, offset) for offset in sites])
-    session.watch(os.getpid(), page.target(sites, kinds))
+    session.attach(page.fd, [ProbeSite(program_of(kind), site) for kind, site in zip(kinds, sites, strict=True)])
+    sampler = page.sampler() if kinds == RECORDS else None
+    session.watch(os.getpid(), page.target(sites, kinds), sampler=sampler)
 
 
 def _timed(page: CodePage, loops: int, memory: ctypes.Array[ctypes.c_char]) -> Measure:
