@@ -1,9 +1,9 @@
 """The agent with many processes: time to ready, CPU when all is idle, memory, scrapes, time to stop.
 
-Each pod has one container with, usually, two Go processes. All of them are copies of one program, each an executable of
-its own (the dearest case: each is read and probed on its own), up to :data:`DISTINCT`, and idle but for what the runtime
-itself does. `--select` names them, so that the agent sees them alone; each gets probes of its own then, which is the
-dearest case, too. The agent runs with real-time priority, as if the machine had nothing else to do.
+Each pod has one container with one or two Go processes. All of them are copies of one program, each an executable of
+its own (the dearest case: each is read and probed on its own), up to :data:`DISTINCT`, and idle but for what the
+runtime itself does. `--select` names them, so that the agent sees them alone; each gets probes of its own then, which
+is the dearest case, too. The agent runs with real-time priority, as if the machine had nothing else to do.
 """
 
 import shutil
