@@ -33,7 +33,7 @@ def main() -> int:
     """Exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--write", action="store_true", help="also into docs/performance.md and README.md")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="benches; all that the documents show if none is named")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="some of the benches that the documents show")
     options = parser.parse_args()
     if missing := kernel_access.missing():
         print(f"bench: {missing}", file=sys.stderr)

@@ -165,15 +165,14 @@ def _print(name: str, rounds: list[dict[str, Measured]]) -> None:
         if variant in rounds[0]:
             # Of each round, what was measured with it and with nothing.
             pairs = [(one[variant], one[OFF]) for one in rounds]
-            columns = (
-                (2, [one.request_us for one, _ in pairs]),
-                (0, [100 * (one.request_us / off.request_us - 1) for one, off in pairs]),
-                (1, [one.p99_ms for one, _ in pairs]),
-                (0, [one.rate for one, _ in pairs]),
-                (0, [one.most for one, _ in pairs]),
-                (0, [100 * (one.most / off.most - 1) for one, off in pairs]),
+            added = Spread.of([100 * (one.request_us / off.request_us - 1) for one, off in pairs])
+            more = Spread.of([100 * (one.most / off.most - 1) for one, off in pairs])
+            p99_ms, rate, most = (
+                Spread.of([getattr(one, value) for one, _ in pairs]).median for value in ("p99_ms", "rate", "most")
             )
-            rows.append([variant, *(Spread.of(values).text(digits) for digits, values in columns)])
+            request_us = Spread.of([one.request_us for one, _ in pairs]).text(1)
+            cells = [f"{p99_ms:.1f}", f"{rate:.0f}", f"{most:.0f}", more.text(0)]
+            rows.append([variant, request_us, added.text(0), *cells])
         elif variant == SAMPLED:
             rows.append([variant, "not possible", *["-"] * 5])
     header = [
@@ -192,8 +191,9 @@ def main() -> None:
     print("Servers under a fixed load: CPU time of the server a request, and what it can answer at most")
     print("(medians, in brackets the middle half of the rounds)")
     print_conditions()
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
-    for name in sys.argv[2:] or RATES:
+    names = [name for name in sys.argv[1:] if not name.isdigit()]
+    rounds = next((int(number) for number in sys.argv[1:] if number.isdigit()), ROUNDS)
+    for name in names or RATES:
         print()
         measure(name, rounds)
 

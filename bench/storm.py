@@ -64,6 +64,7 @@ def costs_ns(session: Session, plan: ProbePlan) -> float:
     if calibration is None:
         raise BenchError("what a hit costs can't be measured")
     session.retire([os.getpid()])
+    session.threads.retire([os.getpid()])
     return max(target.costs_of(calibration, plan).values())
 
 
