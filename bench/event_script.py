@@ -77,7 +77,7 @@ def main() -> None:
 def attached(program: Path, seen: Counter[str]) -> Iterator[None]:
     """The script on that program, in whatever process, for as long as the block; what it got ("events") and what was
     "lost" is added to ``seen``. Raises BenchError."""
-    command = [sys.executable, "-m", "bench.event_script", program]
+    command: list[str | Path] = [sys.executable, "-m", "bench.event_script", program]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout

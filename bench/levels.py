@@ -89,7 +89,7 @@ class _Ways:
     @contextmanager
     def _agent(self, max_overhead: str, *arguments: str) -> Iterator[None]:
         (self._folder / "containers").mkdir(exist_ok=True)
-        selected = ["--log-root", self._folder, "--select", f"*/*/*/{self._folder.name}", *arguments]
+        selected: list[str | Path] = ["--log-root", self._folder, "--select", f"*/*/*/{self._folder.name}", *arguments]
         with agent(self._folder, selected, max_overhead=max_overhead) as one:
             if "schedtrace_target_info{" not in one.get("/metrics"):
                 raise BenchError(f"the agent doesn't watch the server: {one.log.read_text()[-500:]}")
