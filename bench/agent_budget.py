@@ -5,8 +5,8 @@ its work are read every few milliseconds, with whether there are breakpoints in 
 with the seconds before and after it, when there are none: what its work cost more than it would have cost there is
 what the window cost, and the work that was not done meanwhile is what it took of the throughput. That is what the
 target paid, however the agent counts it. What sits on the scheduler's tracepoints is there all the time: switches of
-threads are counted, and taken to cost what the dearest does that bench.switch_cost has. Without the governor, the agent
-itself comes and goes.
+threads are counted, and taken to cost what bench.switch_cost measures. Without the governor, the agent itself comes and
+goes.
 """
 
 import os
@@ -14,16 +14,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from bench import intervals, switch_cost
 from bench.agents import MeasuredAgent, agent
 from bench.intervals import Average, Cost, Sample
-from bench.measurement import BenchError, print_conditions, print_limit, print_table, process_cpu_ns
+from bench.measurement import BenchError, Spread, print_conditions, print_limit, print_table, process_cpu_ns
 from bench.pieces import Pieces
+from bench.switch_cost import GOROUTINE, NO_GOROUTINE
 from bench.working import WORKS, Working, working
 from schedtrace.plan import make_plan
 from schedtrace.procfs import open_process
@@ -47,22 +48,37 @@ HONEST = 0.2
 
 @dataclass(frozen=True)
 class Bill:
-    """What the agent says that watching the target has cost: the target itself, and its share of the agent, in ns."""
+    """What the agent says that watching the target has cost: the target itself, and its share of the agent, in ns. And
+    how often a thread of the target went off the CPU and came back, and how often it ran a goroutine then."""
 
-    target_ns: float
-    agent_ns: float
+    target_ns: float = 0
+    agent_ns: float = 0
+    switches: float = 0
+    of_goroutines: float = 0
 
     @classmethod
     def of(cls, one: MeasuredAgent) -> "Bill":
-        lines = [line for line in one.get("/metrics").splitlines() if line.startswith("schedtrace_overhead_seconds_")]
-        target, agents = (
-            1e9 * sum(float(line.split()[-1]) for line in lines if f'whose="{whose}"' in line)
-            for whose in ("target", "agent")
-        )
-        return cls(target, agents)
+        lines = one.get("/metrics").splitlines()
 
-    def since(self, before: "Bill") -> "Bill":
-        return Bill(self.target_ns - before.target_ns, self.agent_ns - before.agent_ns)
+        def total(name: str, label: str = "") -> float:
+            return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{") and label in line)
+
+        overhead = "schedtrace_overhead_seconds_total"
+        return cls(
+            1e9 * total(overhead, 'whose="target"'),
+            1e9 * total(overhead, 'whose="agent"'),
+            total("schedtrace_thread_run_queue_seconds_count"),
+            total("schedtrace_goroutine_off_cpu_seconds_count"),
+        )
+
+    def __sub__(self, other: "Bill") -> "Bill":
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Bill(*(value - before for value, before in pairs))
+
+    def switches_ns(self, more: Mapping[str, Spread]) -> float:
+        """CPU time that the switches have cost the target. ``more``: see :func:`switch_cost.more_ns`."""
+        of_others = max(self.switches - self.of_goroutines, 0)
+        return self.of_goroutines * more[GOROUTINE].median + of_others * more[NO_GOROUTINE].median
 
 
 class Probes:
@@ -126,20 +142,14 @@ def _agents_ns(one: MeasuredAgent) -> int:
     return sum(map(process_cpu_ns, (one.pid, one.keeper())))
 
 
-def _switches(pid: int) -> int:
-    """How often the threads of a process have been given a CPU: the third number of /proc/PID/task/TID/schedstat."""
-    return sum(int(file.read_text().split()[2]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
-
-
-def with_governor(work: str, target: Target, seconds: float, switch_ns: float) -> None:
-    """Measure and print. ``switch_ns``: what a switch of a thread costs more. Raises BenchError."""
+def with_governor(work: str, target: Target, seconds: float, more: Mapping[str, Spread]) -> None:
+    """Measure and print. ``more``: see :func:`switch_cost.more_ns`. Raises BenchError."""
     with agent(target.folder, target.selected, max_overhead=str(LIMIT_PERCENT)) as one:
-        before, bill, switches = _agents_ns(one), Bill.of(one), _switches(target.load.pid)
+        before, bill = _agents_ns(one), Bill.of(one)
         samples = list(_samples(target, seconds))
-        switches = _switches(target.load.pid) - switches
         agent_ns = _agents_ns(one) - before
         time.sleep(COLLECTED_SECONDS)
-        bill = Bill.of(one).since(bill)
+        bill = Bill.of(one) - bill
     costs = intervals.costs(samples, AROUND_NS)
     whole_ns = samples[-1].cpu_ns - samples[0].cpu_ns
     whole_units = samples[-1].units - samples[0].units
@@ -148,7 +158,7 @@ def with_governor(work: str, target: Target, seconds: float, switch_ns: float) -
     missed = intervals.missed_percent(costs, whole_units)
     share = 100 * bill.agent_ns / whole_ns
     exported = 100 * bill.target_ns / whole_ns
-    switching = 100 * switches * switch_ns / whole_ns
+    switching = 100 * bill.switches_ns(more) / whole_ns
     targets = windows.value + switching
     rows = [
         ["CPU time of the target, cores", f"{whole_ns / whole_time_ns:.2f}"],
@@ -185,22 +195,21 @@ def without_governor(work: str, target: Target) -> None:
         if level not in target.probes.levels:
             rows.append([level, *["not possible"] * 2, *["-"] * 3])
             continue
-        pieces, bill, agent_ns = Pieces(target.load.now), Bill(0, 0), 0
+        pieces, exported_ns, agent_ns = Pieces(target.load.now), 0.0, 0
         pieces.take("", TURN_SECONDS)
         for _ in range(TURNS):
             with agent(target.folder, [*target.selected, "--level", level]) as one:
                 _await_probes(target.probes, level)
                 before_ns, before = _agents_ns(one), Bill.of(one)
                 pieces.take(level, TURN_SECONDS)
-                since = Bill.of(one).since(before)
-                bill = Bill(bill.target_ns + since.target_ns, bill.agent_ns + since.agent_ns)
+                exported_ns += (Bill.of(one) - before).target_ns
                 agent_ns += _agents_ns(one) - before_ns
                 one.stop()
             pieces.take("", TURN_SECONDS)
         costs = intervals.costs(pieces.samples, round(2e9 * TURN_SECONDS))
         bare_ns = intervals.bare_ns(costs)
         added = intervals.added_percent(costs, bare_ns)
-        exported = 100 * bill.target_ns / bare_ns
+        exported = 100 * exported_ns / bare_ns
         missed = intervals.missed_percent(costs, intervals.possible_units(costs))
         differ[level] = 100 * abs(exported / added.value - 1)
         agents = 100 * agent_ns / bare_ns
@@ -223,13 +232,14 @@ def main() -> None:
     seconds = 60 * float(sys.argv[1] if len(sys.argv) > 1 else MINUTES)
     print(f"What a busy target pays for the agent: with --max-overhead {LIMIT_PERCENT:g}, and always watched")
     print_conditions()
-    switch = switch_cost.dearest_ns(SWITCH_ROUNDS)
-    print(f"a switch of a watched thread that runs a goroutine costs {switch.text(0)} ns more than without the agent")
+    more = switch_cost.more_ns(SWITCH_ROUNDS)
+    print("a switch of a watched thread costs more than without the agent, ns: of one that runs a goroutine")
+    print(f"{more[GOROUTINE].text(0)}, of another {more[NO_GOROUTINE].text(0)}")
     for work in sys.argv[2:] or WORKS:
         print()
         with ExitStack() as stack:
             target = _target(work, stack)
-            with_governor(work, target, seconds, switch.median)
+            with_governor(work, target, seconds, more)
             print()
             without_governor(work, target)
 
