@@ -26,7 +26,7 @@ from schedtrace.plan import make_plan
 from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL
 
 ROUNDS = 5
-RATES = {"net/http": 4000, "nats-server": 4000, "caddy": 2000, "etcd": 800}
+RATES = {"net/http": 4000, "nats-server": 4000, "caddy": 1500, "etcd": 400}
 """Servers -> requests (nats-server: messages) a second: a tenth to a quarter of a CPU."""
 SECONDS, MOST_SECONDS = 2.0, 1.0
 AGENT_SECONDS = 20.0
