@@ -9,10 +9,10 @@ TEST_PACKAGES := $(RUN_PACKAGES) golang-1.19-go gcc libc6-dev binutils openssl p
 	containerd runc buildah debootstrap chromium chromium-driver fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e cgroup2 check lint types bench layouts packages test-packages
+.PHONY: help demo test e2e cgroup2 check lint types bench bench-docs layouts packages test-packages
 
 help: ## Say what there is
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 
 demo: packages $(INSTALLED) ## Watch a real Go server under load inside a CPU limit (root)
 	@$(PYTHON) -m tools.demo
@@ -35,6 +35,10 @@ check: $(INSTALLED) lint ## What needs no root: ruff, mypy, tests/unit
 bench: packages $(INSTALLED) ## Measure what watching costs the target, and the agent (root)
 	@tools/system_packages.sh bpftrace wrk
 	@$(PYTHON) -m bench
+
+bench-docs: packages $(INSTALLED) ## The same, and write the figures into docs/performance.md and README.md (root)
+	@tools/system_packages.sh bpftrace wrk
+	@$(PYTHON) -m bench --write
 
 layouts: test-packages $(INSTALLED) ## Regenerate symbols/layouts.json from real Go toolchains
 	@$(PYTHON) -m tools.regenerate_layouts

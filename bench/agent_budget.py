@@ -1,193 +1,247 @@
-"""Does the agent keep within --max-overhead? The CPU time of a unit of work in its windows and between them.
+"""Does the agent keep within --max-overhead? What a busy target pays in its windows, and what it would without them.
 
 Windows are so short, and machines so noisy, that their cost can't be seen in the whole. So the target's CPU time and
 its work are read every few milliseconds, with whether there are breakpoints in its memory, and each window is compared
-with the seconds before and after it, when there are none: what its work cost more than it would have cost there is what
-the window cost. That is what the target paid, however the agent counts it. Intervals are those of the sum over windows.
+with the seconds before and after it, when there are none: what its work cost more than it would have cost there is
+what the window cost, and the work that was not done meanwhile is what it took of the throughput. That is what the
+target paid, however the agent counts it. What sits on the scheduler's tracepoints is there all the time: switches of
+threads are counted, and taken to cost what bench.switch_cost measures. Without the governor, the agent itself comes and
+goes.
 """
 
-import math
 import os
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from bench import intervals, switch_cost
 from bench.agents import MeasuredAgent, agent
-from bench.counted import Counted, counted
-from bench.measurement import BenchError, print_conditions, print_limit, print_table, process_cpu_ns
+from bench.intervals import Average, Cost, Sample
+from bench.measurement import BenchError, Spread, print_conditions, print_limit, print_table, process_cpu_ns
+from bench.pieces import Pieces
+from bench.switch_cost import GOROUTINE, NO_GOROUTINE
+from bench.working import WORKS, Working, working
 from schedtrace.plan import make_plan
 from schedtrace.procfs import open_process
+from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL
 from tests.target_text import BREAKPOINTS
 
-WORKS = {"net/http, two bytes": "http", "channels on all CPUs": "pingpong"}
 MINUTES = 3.0
-CONNECTIONS = 32
+SWITCH_ROUNDS = 6
 SAMPLE_SECONDS = 0.005
+SETTLE_SECONDS = 1.0
+COLLECTED_SECONDS = 1.5
+"""Until a window that has ended is in the agent's figures."""
 AROUND_NS = 2_000_000_000
 """So long before and after a window is what it is compared with."""
-LIMIT_PERCENT = 1.0
+TURNS, TURN_SECONDS = 8, 3.0
+"""Without the governor."""
+LIMIT_PERCENT, MISSED_PERCENT = 1.0, 1.5
 HONEST = 0.2
 """The agent's own figure may differ by that part from what is measured."""
 
 
 @dataclass(frozen=True)
-class Sample:
-    """The target at one moment. ``probed``: is there a breakpoint?"""
+class Bill:
+    """What the agent says that watching the target has cost: the target itself, and its share of the agent, in ns. And
+    how often a thread of the target went off the CPU and came back, and how often it ran a goroutine then."""
 
-    time_ns: int
-    cpu_ns: int
-    units: int
-    probed: bool
+    target_ns: float = 0
+    agent_ns: float = 0
+    switches: float = 0
+    of_goroutines: float = 0
 
+    @classmethod
+    def of(cls, one: MeasuredAgent) -> "Bill":
+        lines = one.get("/metrics").splitlines()
 
-@dataclass(frozen=True)
-class Cost:
-    """Of one window: CPU time in it, and what of it is more than the same work cost around it, in ns."""
+        def total(name: str, label: str = "") -> float:
+            return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{") and label in line)
 
-    cpu_ns: float
-    extra_ns: float
+        overhead = "schedtrace_overhead_seconds_total"
+        return cls(
+            1e9 * total(overhead, 'whose="target"'),
+            1e9 * total(overhead, 'whose="agent"'),
+            total("schedtrace_thread_run_queue_seconds_count"),
+            total("schedtrace_goroutine_off_cpu_seconds_count"),
+        )
 
+    def __sub__(self, other: "Bill") -> "Bill":
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Bill(*(value - before for value, before in pairs))
 
-@dataclass(frozen=True)
-class Measured:
-    samples: list[Sample]
-    costs: list[Cost]
-    exported_ns: float
-    """Of the same time, what the agent says."""
-    agent_ns: int
-    """CPU time of the agent and its child."""
-
-
-@contextmanager
-def _requests(address: str) -> Iterator[None]:
-    if shutil.which("wrk") is None:
-        raise BenchError("wrk is not installed (Debian: apt-get install wrk)")
-    command = ["wrk", "--threads=1", f"--connections={CONNECTIONS}", "--duration=1h", f"http://{address}/"]
-    load = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        load.kill()
-        load.wait()
+    def switches_ns(self, more: Mapping[str, Spread]) -> float:
+        """CPU time that the switches have cost the target. ``more``: see :func:`switch_cost.more_ns`."""
+        of_others = max(self.switches - self.of_goroutines, 0)
+        return self.of_goroutines * more[GOROUTINE].median + of_others * more[NO_GOROUTINE].median
 
 
-def _samples(load: Counted, address: int, seconds: float) -> Iterator[Sample]:
-    breakpoint_code = BREAKPOINTS[os.uname().machine]
-    with Path(f"/proc/{load.pid}/mem").open("rb", buffering=0) as memory:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            probed = os.pread(memory.fileno(), len(breakpoint_code), address) == breakpoint_code
-            now = load.now()
-            yield Sample(time.monotonic_ns(), now.cpu_ns, now.units, probed)
-            time.sleep(SAMPLE_SECONDS)
+class Probes:
+    """Whether there are breakpoints in a process, and of which level."""
 
-
-def window_costs(samples: list[Sample]) -> list[Cost]:
-    """Of each window that has enough on both sides of it."""
-    probed = [i for i, sample in enumerate(samples) if sample.probed]
-    starts = [i for i in probed if not samples[i - 1].probed] if probed else []
-    costs = []
-    for start in starts:
-        end = next((i for i in range(start, len(samples)) if not samples[i].probed), None)
-        if start < 1 or end is None:
-            continue
-        before, after = samples[start - 1], samples[end]
-        around = [
-            (_unit_ns(first, last), last.units - first.units)
-            for first, last in (
-                (_at(samples, before.time_ns - AROUND_NS), before),
-                (after, _at(samples, after.time_ns + AROUND_NS)),
-            )
-            if last.units > first.units
-        ]
-        if not around:
-            continue
-        unit_ns = sum(ns * units for ns, units in around) / sum(units for _, units in around)
-        cpu_ns = after.cpu_ns - before.cpu_ns
-        costs.append(Cost(cpu_ns, cpu_ns - unit_ns * (after.units - before.units)))
-    return costs
-
-
-def _at(samples: list[Sample], time_ns: int) -> Sample:
-    return min(samples, key=lambda sample: abs(sample.time_ns - time_ns))
-
-
-def _unit_ns(first: Sample, last: Sample) -> float:
-    return (last.cpu_ns - first.cpu_ns) / (last.units - first.units)
-
-
-def measure(work: str, seconds: float) -> Measured:
-    """Raises BenchError."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="schedtrace-bench-")))
-        (folder / "containers").mkdir()
-        program = Counted.program(folder)
-        load = stack.enter_context(counted(program, folder / "count", work))
-        if work == "http":
-            stack.enter_context(_requests(load.address))
-        probe = make_plan(str(program)).probes[0]
+    def __init__(self, load: Working) -> None:
+        plan = make_plan(str(load.program))
+        plans = {FULL_LEVEL: plan, **({SAMPLED_LEVEL: plan.at_sampled_level()} if plan.sampled else {})}
+        self.levels = tuple(plans)
+        """Those that are possible."""
         with open_process(load.pid) as process:
-            address = process.load_bias() + probe.vaddr
-        selected: list[str | Path] = ["--log-root", folder, "--select", f"*/*/*/{folder.name}"]
-        one = stack.enter_context(agent(folder, selected, max_overhead=str(LIMIT_PERCENT)))
-        family = [one.pid, one.keeper()]
-        before_ns, exported_ns = sum(map(process_cpu_ns, family)), _exported_ns(one)
-        samples = list(_samples(load, address, seconds))
-        agent_ns = sum(map(process_cpu_ns, family)) - before_ns
-        time.sleep(2)  # a window that has just ended is read within a second
-        exported_ns = _exported_ns(one) - exported_ns
-    return Measured(samples, window_costs(samples), exported_ns, agent_ns)
+            bias = process.load_bias()
+        self._addresses = {level: bias + plan.probes[0].vaddr for level, plan in plans.items()}
+        self._memory = Path(f"/proc/{load.pid}/mem").open("rb", buffering=0)  # noqa: SIM115
+        self._code = BREAKPOINTS[os.uname().machine]
+
+    def level(self) -> str:
+        """ "" without any."""
+        return next((level for level, address in self._addresses.items() if self._is_in(address)), "")
+
+    def _is_in(self, address: int) -> bool:
+        return os.pread(self._memory.fileno(), len(self._code), address) == self._code
+
+    def close(self) -> None:
+        self._memory.close()
 
 
-def _exported_ns(one: MeasuredAgent) -> float:
-    lines = one.get("/metrics").splitlines()
-    return 1e9 * sum(
-        float(line.split()[-1])
-        for line in lines
-        if line.startswith("schedtrace_overhead_seconds_total{") and 'whose="target"' in line
-    )
+@dataclass(frozen=True)
+class Target:
+    """What is measured, and how the agent is told to watch that alone."""
+
+    load: Working
+    probes: Probes
+    folder: Path
+
+    @property
+    def selected(self) -> list[str | Path]:
+        return ["--log-root", self.folder, "--select", f"*/*/*/{self.folder.name}"]
 
 
-def report(name: str, measured: Measured) -> None:
-    """Print the table and the limits."""
-    costs, samples = measured.costs, measured.samples
-    if len(costs) < 3:
-        raise BenchError(f"{name}: {len(costs)} windows are too few to measure")
+def _target(work: str, stack: ExitStack) -> Target:
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="schedtrace-bench-")))
+    (folder / "containers").mkdir()
+    load = stack.enter_context(working(work, folder))
+    probes = Probes(load)
+    stack.callback(probes.close)
+    time.sleep(SETTLE_SECONDS)
+    return Target(load, probes, folder)
+
+
+def _samples(one: Target, seconds: float) -> Iterator[Sample]:
+    """For so long, and until the last window has ended."""
+    until, level = time.monotonic() + seconds, ""
+    while level or time.monotonic() < until:
+        level, now = one.probes.level(), one.load.now()
+        yield Sample(time.monotonic_ns(), now.cpu_ns, now.units, level)
+        time.sleep(SAMPLE_SECONDS)
+
+
+def _agents_ns(one: MeasuredAgent) -> int:
+    return sum(map(process_cpu_ns, (one.pid, one.keeper())))
+
+
+def with_governor(work: str, target: Target, seconds: float, more: Mapping[str, Spread]) -> None:
+    """Measure and print. ``more``: see :func:`switch_cost.more_ns`. Raises BenchError."""
+    with agent(target.folder, target.selected, max_overhead=str(LIMIT_PERCENT)) as one:
+        before, bill = _agents_ns(one), Bill.of(one)
+        samples = list(_samples(target, seconds))
+        agent_ns = _agents_ns(one) - before
+        time.sleep(COLLECTED_SECONDS)
+        bill = Bill.of(one) - bill
+    costs = intervals.costs(samples, AROUND_NS)
     whole_ns = samples[-1].cpu_ns - samples[0].cpu_ns
-    extra_ns = [cost.extra_ns for cost in costs]
-    percent = 100 * sum(extra_ns) / whole_ns
-    interval = 100 * 1.96 * statistics.stdev(extra_ns) * math.sqrt(len(costs)) / whole_ns
-    exported = 100 * measured.exported_ns / whole_ns
-    agents = 100 * measured.agent_ns / whole_ns
-    slower = [100 * cost.extra_ns / (cost.cpu_ns - cost.extra_ns) for cost in costs]
-    seconds = (samples[-1].time_ns - samples[0].time_ns) / 1e9
+    whole_units = samples[-1].units - samples[0].units
+    whole_time_ns = samples[-1].time_ns - samples[0].time_ns
+    windows = intervals.added_percent(costs, whole_ns)
+    missed = intervals.missed_percent(costs, whole_units)
+    share = 100 * bill.agent_ns / whole_ns
+    exported = 100 * bill.target_ns / whole_ns
+    switching = 100 * bill.switches_ns(more) / whole_ns
+    targets = windows.value + switching
     rows = [
-        ["CPU time of the target, cores", f"{whole_ns / 1e9 / seconds:.2f}"],
-        ["windows", str(len(costs))],
-        ["added to the target's CPU time in a window, %", f"{statistics.median(slower):.0f}"],
-        ["added in all, measured, % (95 % interval)", f"{percent:.2f} ± {interval:.2f}"],
-        ["the same as the agent exports it", f"{exported:.2f}"],
-        ["CPU time of the agent, % of the target's", f"{agents:.2f}"],
+        ["CPU time of the target, cores", f"{whole_ns / whole_time_ns:.2f}"],
+        *_levels_rows(costs, whole_time_ns),
+        ["added by windows, % (95 % interval)", windows.text()],
+        ["added to switches of threads, %", f"{switching:.2f}"],
+        ["the agent's CPU time for it, as it exports that, %", f"{share:.2f}"],
+        ["all of that, %", Average(targets + share, windows.half).text()],
+        ["the target's part of it as the agent exports it, %", f"{exported:.2f}"],
+        ["CPU time of the agent in all, % of the target's", f"{100 * agent_ns / whole_ns:.2f}"],
+        ["work not done, %", missed.text()],
     ]
-    print_table([name, f"{seconds:.0f} s"], rows)
-    print_limit(f"{name}: added", percent, LIMIT_PERCENT, unit=" %")
-    print_limit(f"{name}: the 95 % interval, either way", interval, 0.5, unit=" %")
-    print_limit(f"{name}: exported, differs by", 100 * abs(exported / percent - 1), 100 * HONEST, unit=" %")
+    print_table([f"{work}, {whole_time_ns / 1e9:.0f} s", ""], rows)
+    print_limit(f"{work}: in all", targets + share, LIMIT_PERCENT, unit=" %")
+    print_limit(f"{work}: the 95 % interval, either way", windows.half, 0.5, unit=" %")
+    print_limit(f"{work}: work not done", missed.value, MISSED_PERCENT, unit=" %")
+    print_limit(f"{work}: exported, differs by", 100 * abs(exported / targets - 1), 100 * HONEST, unit=" %")
+
+
+def _levels_rows(costs: list[Cost], whole_time_ns: float) -> Iterator[list[str]]:
+    for level in (SAMPLED_LEVEL, FULL_LEVEL):
+        some = [cost for cost in costs if cost.level == level]
+        share = 100 * sum(cost.time_ns for cost in some) / whole_time_ns
+        yield [f"{level} windows (share of the time, %)", f"{len(some)} ({share:.2f})"]
+        if some:
+            slower = statistics.median(100 * cost.extra_ns / (cost.cpu_ns - cost.extra_ns) for cost in some)
+            yield [f"added in a {level} window, %", f"{slower:.1f}"]
+
+
+def without_governor(work: str, target: Target) -> None:
+    """Measure and print what it costs to be watched all the time, at each level. Raises BenchError."""
+    rows, differ = [], {}
+    for level in (SAMPLED_LEVEL, FULL_LEVEL):
+        if level not in target.probes.levels:
+            rows.append([level, *["not possible"] * 2, *["-"] * 3])
+            continue
+        pieces, exported_ns, agent_ns = Pieces(target.load.now), 0.0, 0
+        pieces.take("", TURN_SECONDS)
+        for _ in range(TURNS):
+            with agent(target.folder, [*target.selected, "--level", level]) as one:
+                _await_probes(target.probes, level)
+                before_ns, before = _agents_ns(one), Bill.of(one)
+                pieces.take(level, TURN_SECONDS)
+                exported_ns += (Bill.of(one) - before).target_ns
+                agent_ns += _agents_ns(one) - before_ns
+                one.stop()
+            pieces.take("", TURN_SECONDS)
+        costs = intervals.costs(pieces.samples, round(2e9 * TURN_SECONDS))
+        bare_ns = intervals.bare_ns(costs)
+        added = intervals.added_percent(costs, bare_ns)
+        exported = 100 * exported_ns / bare_ns
+        missed = intervals.missed_percent(costs, intervals.possible_units(costs))
+        differ[level] = 100 * abs(exported / added.value - 1)
+        agents = 100 * agent_ns / bare_ns
+        rows.append([level, added.text(), f"{exported:.2f}", f"{differ[level]:.0f}", f"{agents:.2f}", missed.text()])
+    header = [f"{work}, always", "% added", "exported", "differs by, %", "the agent, %", "work not done, %"]
+    print_table(header, rows)
+    for level, percent in differ.items():
+        print_limit(f"{work}, {level}: exported, differs by", percent, 100 * HONEST, unit=" %")
+
+
+def _await_probes(probes: Probes, level: str) -> None:
+    deadline = time.monotonic() + 30
+    while probes.level() != level:
+        if time.monotonic() > deadline:
+            raise BenchError(f"the agent puts no probes in at level {level}")
+        time.sleep(0.05)
 
 
 def main() -> None:
-    print(f"The agent with --max-overhead {LIMIT_PERCENT:g}: what its windows cost a busy target\n")
+    seconds = 60 * float(sys.argv[1] if len(sys.argv) > 1 else MINUTES)
+    print(f"What a busy target pays for the agent: with --max-overhead {LIMIT_PERCENT:g}, and always watched")
     print_conditions()
-    for name, work in WORKS.items():
-        report(name, measure(work, 60 * float(sys.argv[1] if len(sys.argv) > 1 else MINUTES)))
+    more = switch_cost.more_ns(SWITCH_ROUNDS)
+    print("a switch of a watched thread costs more than without the agent, ns: of one that runs a goroutine")
+    print(f"{more[GOROUTINE].text(0)}, of another {more[NO_GOROUTINE].text(0)}")
+    for work in sys.argv[2:] or WORKS:
         print()
+        with ExitStack() as stack:
+            target = _target(work, stack)
+            with_governor(work, target, seconds, more)
+            print()
+            without_governor(work, target)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The agent with many processes: time to ready, CPU when idle, memory, scrapes, time to stop.
+"""The agent with many processes: time to ready, CPU when all is idle, memory, scrapes, time to stop.
 
-Each pod has one container with two Go processes. All of them are copies of one program, each an executable of its own
-(the dearest case: each is read and probed on its own), up to :data:`DISTINCT`, and idle but for what the runtime itself
-does. `--select` names them, so that the agent sees them alone; each gets probes of its own then, which is the dearest
-case, too. The agent runs with real-time priority, as if the machine had nothing else to do.
+Each pod has one container with one or two Go processes. All of them are copies of one program, each an executable of
+its own (the dearest case: each is read and probed on its own), up to :data:`DISTINCT`, and idle but for what the
+runtime itself does. `--select` names them, so that the agent sees them alone; each gets probes of its own then, which
+is the dearest case, too. The agent runs with real-time priority, as if the machine had nothing else to do.
 """
 
 import shutil
@@ -11,6 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from bench.agents import SETTLE_SECONDS, agent, anonymous_mb
 from bench.measurement import BenchError, print_conditions, print_limit, print_table, process_cpu_ns
 from bench.pods import pods
+from schedtrace.window import FULL_LEVEL
 from tests.workload import Workload, binary
 from tools.cgroup import entering
 
@@ -28,9 +30,9 @@ DISTINCT = 100
 LIMITED = 50
 """Pods at which the limits hold: 100 processes."""
 SCRAPES = 31
-IDLE_SECONDS = 40.0
-"""Longer than the time between two looks at all processes."""
-READY, READY_CPU, IDLE, MEMORY = "ready, s", "CPU until then, s", "idle, % CPU", "MB"
+SCRAPE_SECONDS, IDLE_SCRAPES = 15.0, 3
+"""So often Prometheus asks; for longer than the time between two looks at all processes."""
+READY, READY_CPU, IDLE, MEMORY = "ready, s", "CPU until then, s", "a scrape each 15 s, % CPU", "MB"
 CHILDREN, SCRAPE, SCRAPE_CPU, STOP = "children, MB", "scrape, ms", "CPU, ms", "stop, s"
 _LIMITS = ((READY, 5.0), (IDLE, 0.5), (MEMORY, 60.0), (SCRAPE, 50.0), (STOP, 2.0))
 LINEAR = 1.5
@@ -42,22 +44,31 @@ class Measured:
     """What was measured with one number of pods; ``values`` by title."""
 
     pods: int
+    processes: int
     series: int
     values: dict[str, float]
 
 
-def measure(count: int) -> Measured:
-    """With so many pods. Raises BenchError if the agent doesn't watch all of their processes."""
+def measure(count: int, per_pod: int = PER_POD, level: str = FULL_LEVEL) -> Measured:
+    """With so many pods, watched all the time at that level. Raises BenchError if the agent doesn't watch all of their
+    processes."""
     program = binary("pingpong")
-    processes = count * PER_POD
+    processes = count * per_pod
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="schedtrace-bench-")))
         made = stack.enter_context(pods(count))
         copies = [Path(shutil.copy(program, folder / f"{folder.name}-{i}")) for i in range(min(processes, DISTINCT))]
         for i in range(processes):
-            shell, *arguments = entering(made.cgroups[i // PER_POD], [copies[i % len(copies)], "-n", "1"])
+            shell, *arguments = entering(made.cgroups[i // per_pod], [copies[i % len(copies)], "-n", "1"])
             stack.enter_context(Workload(Path(shell), *arguments))
-        selected: list[str | Path] = ["--log-root", made.log_root, "--select", f"bench/*/*/{folder.name}-*"]
+        selected: list[str | Path] = [
+            "--log-root",
+            made.log_root,
+            "--select",
+            f"bench/*/*/{folder.name}-*",
+            "--level",
+            level,
+        ]
         one = stack.enter_context(agent(folder, selected, first=FIRST))
         ready_cpu_ns = _cpu_ns([one.pid, *one.children()])
         text = one.get("/metrics")
@@ -67,7 +78,9 @@ def measure(count: int) -> Measured:
         time.sleep(SETTLE_SECONDS)
         family = [one.pid, one.keeper()]
         before, began = _cpu_ns(family), time.monotonic_ns()
-        time.sleep(IDLE_SECONDS)
+        for _ in range(IDLE_SCRAPES):
+            time.sleep(SCRAPE_SECONDS)
+            one.get("/metrics")
         idle = (_cpu_ns(family) - before) / (time.monotonic_ns() - began)
         scrapes, before = [], _cpu_ns([one.pid])
         for _ in range(SCRAPES):
@@ -85,24 +98,29 @@ def measure(count: int) -> Measured:
             SCRAPE_CPU: scrape_cpu_ms,
             STOP: one.stop(),
         }
-    return Measured(count, sum(not line.startswith("#") for line in text.splitlines()), values)
+    return Measured(count, processes, sum(not line.startswith("#") for line in text.splitlines()), values)
 
 
 def _cpu_ns(pids: list[int]) -> int:
     return sum(map(process_cpu_ns, pids))
 
 
-def main() -> None:
-    print("The agent with idle Go processes, two a pod (idle CPU: of a core, with the child that holds the probes;")
-    print("memory: what no file holds)\n")
-    print_conditions()
-    all_measured = [measure(int(count)) for count in sys.argv[1:] or PODS]
+def print_measured(all_measured: Sequence[Measured]) -> None:
+    """As a table."""
     titles = list(all_measured[0].values)
     rows = [
-        [str(one.pods), str(one.pods * PER_POD), str(one.series), *(f"{one.values[title]:.2f}" for title in titles)]
+        [str(one.pods), str(one.processes), str(one.series), *(f"{one.values[title]:.2f}" for title in titles)]
         for one in all_measured
     ]
     print_table(["pods", "processes", "series", *titles], rows)
+
+
+def main() -> None:
+    print("The agent with idle Go processes, two a pod (CPU: of a core, with the child that holds the probes;")
+    print("memory: what no file holds)\n")
+    print_conditions()
+    all_measured = [measure(int(count)) for count in sys.argv[1:] or PODS]
+    print_measured(all_measured)
     limited = next(one for one in all_measured if one.pods == LIMITED)
     for title, limit in _LIMITS:
         print_limit(f"{LIMITED} pods: {title}", limited.values[title], limit)

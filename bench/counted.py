@@ -25,10 +25,9 @@ class Reading:
 
 @dataclass(frozen=True)
 class Counted:
-    """One that runs. ``address``: where it serves, or "-"."""
+    """One that runs."""
 
     process: subprocess.Popen[str]
-    address: str
     counter: mmap.mmap
 
     @staticmethod
@@ -51,16 +50,17 @@ class Counted:
 
 
 @contextmanager
-def counted(program: Path, count: Path, work: str, *arguments: str) -> Iterator[Counted]:
+def counted(program: Path, count: Path, *arguments: str) -> Iterator[Counted]:
     """Starts it, counting in the file ``count``, and kills it at the end."""
     count.write_bytes(bytes(8))
     with count.open("r+b") as file:
         counter = mmap.mmap(file.fileno(), 8)
-    command: list[str | Path] = [program, "-work", work, "-count", count, *arguments]
+    command: list[str | Path] = [program, "-count", count, *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
-        yield Counted(process, process.stdout.readline().strip(), counter)
+        process.stdout.readline()
+        yield Counted(process, counter)
     finally:
         process.kill()
         process.communicate()

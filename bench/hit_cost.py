@@ -13,8 +13,8 @@ from time import thread_time_ns
 from bench.hit_parts import G_BYTES, Parts
 from bench.measurement import BenchError, Rounds, Spread, alternate, compare, print_conditions, print_limit, print_table
 from schedtrace import abi
-from schedtrace.bpf_text import PROBE
-from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, HITS_PER_LOOP, CodePage, Kinds
+from schedtrace.bpf_text import program_of
+from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, HITS_PER_LOOP, RECORDS, CodePage, Kinds
 from schedtrace.compilation import Compilation
 from schedtrace.errors import AttachFailed
 from schedtrace.session import ProbeSite, Session
@@ -43,7 +43,9 @@ REAL = {
     "casgstatus: park, ready, run": CASGSTATUS,
     "park_m, ready, execute": FUNCTIONS,
 }
-NAMES = (NOTHING, EMPTY, EMPTY_STEPPED, EMPTY_PERF, *PARTS.values(), *REAL)
+SAMPLED = "sampled level: record"
+ALL_REAL = {**REAL, SAMPLED: RECORDS}
+NAMES = (NOTHING, EMPTY, EMPTY_STEPPED, EMPTY_PERF, *PARTS.values(), *ALL_REAL)
 
 Measure = Callable[[], float]
 Sites = tuple[int, int, int]
@@ -62,10 +64,11 @@ class Pages:
         parts.follow(ctypes.addressof(self._memory), max(GOROUTINES))
         by_text = {text: name for name, text in PARTS.items()}
         for name in names:
-            if name in REAL:
-                session = stack.enter_context(Session(Compilation(), (PROBE,)))
+            if kinds := ALL_REAL.get(name):
+                program = program_of(kinds[0])
+                session = stack.enter_context(Session(Compilation(programs=(program,)), (program,)))
                 self._sessions.append(session)
-                attach = partial(_attach_session, session, REAL[name])
+                attach = partial(_attach_session, session, kinds)
             elif name != NOTHING:
                 attach = partial(_attach_part, parts, by_text.get(name, "empty"), name == EMPTY_PERF)
             else:
@@ -78,7 +81,9 @@ class Pages:
         loops = max(LOOPS // goroutines, 1) * goroutines  # every goroutine comes back to where it began
         found = {}
         for name in names:
-            found[name] = _timed(self._pages[name], STEPPED_LOOPS if name == EMPTY_STEPPED else loops, memory)
+            page_loops = STEPPED_LOOPS if name == EMPTY_STEPPED else loops
+            # What a sampler knows is the page's own.
+            found[name] = _timed(self._pages[name], page_loops, None if name == SAMPLED else memory)
             found[name]()  # makes the records, fills the caches
         return found
 
@@ -113,12 +118,15 @@ def _attach_part(parts: Parts, name: str, perf: bool, page: CodePage, sites: Sit
 
 
 def _attach_session(session: Session, kinds: Kinds, page: CodePage, sites: Sites) -> None:
-    session.attach(page.fd, [ProbeSite(PROBE, offset) for offset in sites])
-    session.watch(os.getpid(), page.target(sites, kinds))
+    session.attach(page.fd, [ProbeSite(program_of(kind), site) for kind, site in zip(kinds, sites, strict=True)])
+    sampler = page.sampler() if kinds == RECORDS else None
+    session.threads.watch(os.getpid(), abi.Process())  # as a target's are
+    session.watch(os.getpid(), page.target(sites, kinds), sampler=sampler)
 
 
-def _timed(page: CodePage, loops: int, memory: ctypes.Array[ctypes.c_char]) -> Measure:
-    stride = G_BYTES if len(memory) > G_BYTES else 0
+def _timed(page: CodePage, loops: int, memory: ctypes.Array[ctypes.c_char] | None) -> Measure:
+    """``memory``: goroutines to pass by turns; the page's own without."""
+    stride = G_BYTES if memory is not None and len(memory) > G_BYTES else 0
 
     def measure() -> float:
         start = thread_time_ns()
@@ -129,12 +137,16 @@ def _timed(page: CodePage, loops: int, memory: ctypes.Array[ctypes.c_char]) -> M
 
 
 def _check(session: Session) -> None:
-    """The programs did what they do in a target, on every hit: they saw goroutines in the states they expected."""
-    stats = session.snapshot(os.getpid()).stats
+    """The programs did what they do in a target, on every hit: they saw goroutines in the states they expected,
+    or samples."""
+    snapshot = session.snapshot(os.getpid())
+    stats = snapshot.stats
     reasons = [reason for reason in abi.LostReason if reason not in _NOT_OF_PROGRAMS]
     lost = {reason.name: int(stats["lost"][reason]) for reason in reasons if stats["lost"][reason]}
-    if lost or not stats["hits"].sum() == stats["transitions"].sum() > 0:
-        raise BenchError(f"{stats['hits'].sum()} hits, {stats['transitions'].sum()} transitions, lost: {lost}")
+    samples = snapshot.samples
+    seen = stats["transitions"].sum() if samples is None else samples["sched_latency"]["slots"].sum()
+    if lost or not stats["hits"].sum() == seen > 0:
+        raise BenchError(f"{stats['hits'].sum()} hits, {seen} seen, lost: {lost}")
 
 
 def _hit(rounds: Rounds, name: str) -> Spread:

@@ -7,13 +7,12 @@ the least of real services does, and one that does nothing, so that net/http and
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from bench.measurement import BenchError, print_conditions, print_limit
 from bench.targets import own_copy
 from bench.under_load import OURS, ServerUnderLoad, added_percent, print_comparison
+from tests import servers
 from tools import toolchains
 
 SERVER = Path(__file__).parent / "golang/httpserver"
@@ -23,18 +22,6 @@ SECONDS = 1
 REQUESTS = {"a small JSON document": "/order?id=41", "two bytes": "/"}
 CONNECTIONS = 32  # there is always a request to answer
 LIMIT_PERCENT = 70.0
-
-
-@contextmanager
-def serving(program: Path) -> Iterator[tuple[int, str]]:
-    """The server as a process; its process id and address."""
-    process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout
-        yield process.pid, process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def load(url: str) -> int:
@@ -52,8 +39,12 @@ def load(url: str) -> int:
 
 def compare_on(version: str, answer: str) -> None:
     """Measure and print the table for one Go version and one kind of request. Raises BenchError."""
-    with own_copy(toolchains.build(version, SERVER)) as program, serving(program) as (pid, address):
-        server = ServerUnderLoad(program, pid, lambda: load(f"http://{address}{REQUESTS[answer]}"))
+    with (
+        own_copy(toolchains.build(version, SERVER)) as program,
+        servers.started("net/http", program.parent, program) as started,
+    ):
+        url = f"http://127.0.0.1:{started.port}{REQUESTS[answer]}"
+        server = ServerUnderLoad(program, started.pid, lambda: load(url))
         rounds = server.measure(ROUNDS)
     print_comparison(f"Go {version}, {answer}", "request", rounds, server)
     print_limit("schedtrace adds", added_percent(rounds, OURS).median, LIMIT_PERCENT, unit=" %")

@@ -10,7 +10,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+_T = TypeVar("_T")
 _CPUCLOCK_SCHED = 2  # what the scheduler accounts, in nanoseconds: include/linux/posix-timers.h
 
 
@@ -41,10 +43,10 @@ Rounds = list[dict[str, float]]
 """One dict a round: variant -> what was measured."""
 
 
-def alternate(variants: Mapping[str, Callable[[], float]], rounds: int) -> Rounds:
+def alternate(variants: Mapping[str, Callable[[], _T]], rounds: int) -> list[dict[str, _T]]:
     """Measure each variant once a round, in random order (the same order every time the bench is run)."""
     order = random.Random(1)
-    measured: Rounds = []
+    measured = []
     for _ in range(rounds):
         names = order.sample(list(variants), len(variants))
         this_round = {name: variants[name]() for name in names}
@@ -52,7 +54,7 @@ def alternate(variants: Mapping[str, Callable[[], float]], rounds: int) -> Round
     return measured
 
 
-def compare(rounds: Rounds, value: Callable[[dict[str, float]], float]) -> Spread:
+def compare(rounds: Sequence[dict[str, _T]], value: Callable[[dict[str, _T]], float]) -> Spread:
     """Spread over the rounds of what is calculated within a round."""
     return Spread.of([value(one) for one in rounds])
 
@@ -84,4 +86,5 @@ def print_limit(what: str, measured: float, limit: float, *, at_least: bool = Fa
 def print_conditions() -> None:
     """What the machine is and how busy others keep it, since figures are nothing without."""
     one_minute, _, _ = os.getloadavg()
-    print(f"{os.cpu_count()} CPUs, Linux {os.uname().release}, load average {one_minute:.1f}")
+    today = time.strftime("%Y-%m-%d")
+    print(f"{today}, {os.cpu_count()} CPUs, Linux {os.uname().release}, load average {one_minute:.1f}")

@@ -34,7 +34,7 @@ def storm_ms(
 ) -> tuple[float, float]:
     """CPU time of the target that one storm costs, and how long it goes on being probed, in ms. ``hits``: that many end
     the window. Raises BenchError."""
-    with counted(program, count, "pingpong", "-wait", "-rate", str(rate)) as load:
+    with counted(program, count, "-wait", "-rate", str(rate)) as load:
         with open_process(load.pid) as process:
             executable_fd = process.open_executable()
             record = target.record_of(plan, process.load_bias())

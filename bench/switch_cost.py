@@ -154,12 +154,12 @@ def _watched(session: Session, pair: Pair, memory: _Memory, name: str) -> Iterat
             raise BenchError(f"{name}: {waits} waits and {blocked} times off the CPU in {ROUND_TRIPS} round trips")
 
 
-def _measure() -> Rounds:
+def _measure(count: int) -> Rounds:
     memory, chance = _Memory(), Random(1)
     pair = Pair(memory)
     try:
         rounds: Rounds = []
-        for _ in range(ROUNDS):
+        for _ in range(count):
             times: dict[str, list[float]] = {name: [] for name in NAMES}
             times[NOTHING] += (pair.switch_ns() for _ in range(REPEATS))
             with Session(Compilation(), ()) as session:
@@ -174,11 +174,18 @@ def _measure() -> Rounds:
         pair.close()
 
 
+def more_ns(rounds: int) -> dict[str, Spread]:
+    """What a switch of a watched thread costs more than without any programs, for :data:`NO_GOROUTINE` and
+    :data:`GOROUTINE`, in so many rounds (of a second or two each)."""
+    measured = _measure(rounds)
+    return {name: Spread.of([one[name] - one[NOTHING] for one in measured]) for name in (NO_GOROUTINE, GOROUTINE)}
+
+
 def main() -> None:
     """Measure, and print a table."""
     print("One context switch, with its wake-up: CPU time in ns, median (middle half)")
     print_conditions()
-    rounds = _measure()
+    rounds = _measure(ROUNDS)
     rows = []
     for name in NAMES:
         beside = {NOTHING: name != NOTHING, OTHER: name not in (NOTHING, OTHER)}

@@ -23,6 +23,7 @@ from pathlib import Path
 from tools import toolchains
 
 ROOT = Path(__file__).parents[1]
+_NET_HTTP = ROOT / "bench/golang/httpserver"
 START_SECONDS = 30.0
 CLIENTS = 6
 
@@ -31,17 +32,25 @@ Request = tuple[str, str, str]  # method, path, body
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers. ``load`` keeps it busy for so many seconds and returns how much it has answered."""
+    """A server that answers at ``port``. ``load`` keeps it busy for so many seconds and returns how much it has
+    answered; ``requests``: what it is asked by turns; none if it doesn't speak HTTP."""
 
     pid: int
+    port: int
     load: Callable[[float], int]
+    requests: Sequence[Request] = ()
+
+
+def program(name: str) -> Path:
+    """The executable of a server of :func:`started`."""
+    return toolchains.build("1.27", _NET_HTTP) if name == "net/http" else toolchains.program(name)
 
 
 @contextmanager
-def started(name: str, folder: Path) -> Iterator[Server]:
+def started(name: str, folder: Path, executable: Path | None = None) -> Iterator[Server]:
     """The server ``name`` ("nats-server", "caddy", "prometheus", "etcd", or "net/http"), with all its files in
-    ``folder``."""
-    with _STARTERS[name](folder) as server:
+    ``folder``. ``executable``: a copy of its program."""
+    with _STARTERS[name](folder, executable or program(name)) as server:
         yield server
 
 
@@ -86,7 +95,7 @@ def _answers(port: int, path: str) -> bool:
     return False
 
 
-def _http_load(port: int, requests: Sequence[Request]) -> Callable[[float], int]:
+def _http_server(pid: int, port: int, requests: Sequence[Request]) -> Server:
     """Several clients send the requests by turns, each over one connection at a time and a new one now and then."""
 
     def client(until: float, answers: list[int], errors: list[str]) -> None:
@@ -116,12 +125,12 @@ def _http_load(port: int, requests: Sequence[Request]) -> Callable[[float], int]
             raise RuntimeError(f"a client failed: {errors}")
         return sum(answers)
 
-    return load
+    return Server(pid, port, load, requests)
 
 
 @contextmanager
-def _nats_server(folder: Path) -> Iterator[Server]:
-    command: list[str | Path] = [toolchains.program("nats-server"), "-a", "127.0.0.1", "-p", "-1"]
+def _nats_server(folder: Path, executable: Path) -> Iterator[Server]:
+    command: list[str | Path] = [executable, "-a", "127.0.0.1", "-p", "-1"]
     command += ["--ports_file_dir", folder]
     with _process(command, folder) as process:
         _await(lambda: any(file.stat().st_size for file in folder.glob("*.ports")), process, "nats-server")
@@ -137,39 +146,39 @@ def _nats_server(folder: Path) -> Iterator[Server]:
                 done = json.loads(clients.stdout.read())
             return int(seconds * (done["messages_per_second"] + done["requests_per_second"]))
 
-        yield Server(process.pid, load)
+        yield Server(process.pid, int(port), load)
 
 
 @contextmanager
-def _caddy(folder: Path) -> Iterator[Server]:
+def _caddy(folder: Path, executable: Path) -> Iterator[Server]:
     (port,) = _free_ports(1)
     (folder / "index.html").write_text("<p>static</p>" * 1000)
-    command: list[str | Path] = [toolchains.program("caddy"), "file-server", "--root", folder]
+    command: list[str | Path] = [executable, "file-server", "--root", folder]
     with _process([*command, "--listen", f"127.0.0.1:{port}"], folder) as process:
         _await(lambda: _answers(port, "/"), process, "caddy")
-        yield Server(process.pid, _http_load(port, [("GET", "/", ""), ("HEAD", "/index.html", "")]))
+        yield _http_server(process.pid, port, [("GET", "/", ""), ("HEAD", "/index.html", "")])
 
 
 @contextmanager
-def _prometheus(folder: Path) -> Iterator[Server]:
+def _prometheus(folder: Path, executable: Path) -> Iterator[Server]:
     (port,) = _free_ports(1)
     configuration = folder / "prometheus.yml"
     configuration.write_text(
         "global: {scrape_interval: 200ms}\n"
         f"scrape_configs: [{{job_name: itself, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}]\n"
     )
-    command: list[str | Path] = [toolchains.program("prometheus"), f"--config.file={configuration}"]
+    command: list[str | Path] = [executable, f"--config.file={configuration}"]
     command += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
     with _process(command, folder) as process:
         _await(lambda: _answers(port, "/-/ready"), process, "prometheus")
         query = "/api/v1/query?query=sum(rate(prometheus_http_requests_total[1m]))by(handler)"
-        yield Server(process.pid, _http_load(port, [("GET", query, ""), ("GET", "/metrics", "")]))
+        yield _http_server(process.pid, port, [("GET", query, ""), ("GET", "/metrics", "")])
 
 
 @contextmanager
-def _etcd(folder: Path) -> Iterator[Server]:
+def _etcd(folder: Path, executable: Path) -> Iterator[Server]:
     client, peer = (f"http://127.0.0.1:{port}" for port in _free_ports(2))
-    command: list[str | Path] = [toolchains.program("etcd"), f"--data-dir={folder / 'data'}"]
+    command: list[str | Path] = [executable, f"--data-dir={folder / 'data'}"]
     command += [f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
     command += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
     command += [f"--initial-cluster=default={peer}"]
@@ -179,23 +188,22 @@ def _etcd(folder: Path) -> Iterator[Server]:
         key, value = (base64.b64encode(text).decode() for text in (b"key", b"value"))
         put = ("POST", "/v3/kv/put", json.dumps({"key": key, "value": value}))
         get = ("POST", "/v3/kv/range", json.dumps({"key": key}))
-        yield Server(process.pid, _http_load(port, [put, get, get]))
+        yield _http_server(process.pid, port, [put, get, get])
 
 
 @contextmanager
-def _net_http(_folder: Path) -> Iterator[Server]:
+def _net_http(_folder: Path, executable: Path) -> Iterator[Server]:
     """A server of ours, with nothing in it but net/http; it ends with its standard input."""
-    program = toolchains.build("1.27", ROOT / "bench/golang/httpserver")
-    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([executable], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
             port = int(process.stdout.readline().rsplit(":", 1)[1])
-            yield Server(process.pid, _http_load(port, [("GET", "/", ""), ("GET", "/order?id=41", "")]))
+            yield _http_server(process.pid, port, [("GET", "/", ""), ("GET", "/order?id=41", "")])
         finally:
             process.kill()
 
 
-_STARTERS: Mapping[str, Callable[[Path], AbstractContextManager[Server]]] = {
+_STARTERS: Mapping[str, Callable[[Path, Path], AbstractContextManager[Server]]] = {
     "nats-server": _nats_server,
     "caddy": _caddy,
     "prometheus": _prometheus,

@@ -133,6 +133,7 @@ def test_spans_agree_with_the_report(tmp_path: Path) -> None:
     assert int((whole["end_ns"] - whole["begin_ns"]).sum()) == window.sched_latency_total.sum_ns
     kernel = np.concatenate([one.kernel for one in blocks])
     waited = kernel[(kernel["state"] == timelines.RUNNABLE) & ~kernel["is_open"]]
+    assert window.run_queue
     assert len(waited) == window.run_queue.count
     assert int((waited["end_ns"] - waited["begin_ns"]).sum()) == window.run_queue.sum_ns
 

@@ -1,7 +1,8 @@
 // Httpserver answers "/" with two bytes, so that there is nothing to measure but net/http and the scheduler, and
 // "/order?id=N" with a small JSON document, as the least of real services does.
 //
-// It prints its address when it listens, and ends when its standard input does.
+// It prints its address when it listens, and ends when its standard input does. Go's execution trace of it can be had as
+// of any server, at /debug/pprof/trace.
 package main
 
 import (
@@ -10,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	_ "net/http/pprof"
 	"os"
 	"strconv"
 )
