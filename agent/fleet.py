@@ -14,19 +14,20 @@ import os
 import select
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import monotonic
 
 from schedtrace import target
 from schedtrace.accounts import Accounts, Owner
-from schedtrace.attachments import Attachments, Probed
+from schedtrace.attachments import Attachments
 from schedtrace.binaries import Binaries, GoBinary, file_key
-from schedtrace.cgroups import Membership, container_of, read_cpu_stat, read_membership, read_mounts, read_quota_cores
+from schedtrace.books import Books, Watched
+from schedtrace.cgroups import Membership, container_of, read_membership, read_mounts
 from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
 from schedtrace.governor import Governor, Level
 from schedtrace.logs import EventLog
@@ -35,11 +36,8 @@ from schedtrace.plan import ProbePlan
 from schedtrace.pods import PodIndex
 from schedtrace.procfs import Process, open_process, read_stat, running_pids
 from schedtrace.selection import Selection
-from schedtrace.series import Labels, NodeView, Series, SeriesTotals, TargetInfo, WatchedProcess
-from schedtrace.session import Session, Snapshot
-from schedtrace.target import Bill
-from schedtrace.thread_watch import ThreadSnapshot
-from schedtrace.totals import probe_totals, thread_totals
+from schedtrace.series import Labels, NodeView, SeriesTotals, TargetInfo, WatchedProcess
+from schedtrace.session import Session
 from schedtrace.window import FULL_LEVEL, PASSIVE_LEVEL, SAMPLED_LEVEL, WINDOWS_LEVEL
 from schedtrace.windows import Windows
 
@@ -63,24 +61,6 @@ _PATIENCE_SECONDS = 60.0
 """How long a container may go without the link that names its pod, before it goes by its id."""
 _AHEAD = 128
 """Of so many processes in the queue the executables are read ahead."""
-
-
-@dataclass(eq=False)
-class _Watched:
-    """A process that is counted. ``labels`` is None until its pod's name is known."""
-
-    process: Process
-    probed: Probed
-    cgroup_text: bytes
-    membership: Membership
-    labels: Labels | None
-    bill: Bill = field(default_factory=Bill)
-    """For what it is counted now."""
-    switches: int = 0
-    switches_ns: float = 0.0
-    """Switches of its threads, and what it has cost to count them."""
-    paid: SeriesTotals = field(default_factory=SeriesTotals)
-    """What it did in windows that have ended, which is in its account."""
 
 
 class Fleet:
@@ -110,13 +90,14 @@ class Fleet:
         self._passive = PassiveLevel(lambda pid, reason: events.info("passive", reason, pid=pid))
         self._calibration = target.calibration(session, ("casgstatus", "record"), (True, False))
         self._most = session.room
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, Watched] = {}
         self._governor, self._windows = governor, None
         if governor:
             on_failure = partial(self._fail, "attach_failed")
             self._windows = Windows(
                 session, self._attachments, governor, self._calibration, self._watched, levels, on_failure
             )
+        self._books = Books(session, self._accounts, self._passive, self._calibration, governor)
         self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name
         self._lost = Counter[str]()
         self._failures = Counter[str]()
@@ -156,7 +137,8 @@ class Fleet:
                 self._follow_moves()
                 next_moves = monotonic() + _MOVES_SECONDS
             if self._governor and monotonic() >= next_switches:
-                self._pay_for_all_switches()
+                with self._lock:
+                    self._books.charge_switches(self._watched.values())
                 next_switches = monotonic() + _SWITCHES_SECONDS
             if monotonic() >= next_tick:
                 self._govern()
@@ -262,7 +244,7 @@ class Fleet:
         with self._lock:
             self._session.threads.watch(process.pid, threads)
             probed.pids.add(process.pid)
-            self._watched[process.pid] = watched = _Watched(process, probed, cgroup_text, membership, None)
+            self._watched[process.pid] = watched = Watched(process, probed, cgroup_text, membership, None)
             self._exits[process.pidfd.fileno()] = process.pid
             self._poll.register(process.pidfd.fileno(), select.EPOLLIN)
             if self._windows:
@@ -298,7 +280,7 @@ class Fleet:
             return labels
         return replace(labels, process=OTHER_PROCESSES)
 
-    def _name(self, watched: _Watched, labels: Labels | None) -> None:
+    def _name(self, watched: Watched, labels: Labels | None) -> None:
         if labels is None:
             self._unnamed.setdefault(watched.process.pid, monotonic() + _PATIENCE_SECONDS)
             return
@@ -327,7 +309,7 @@ class Fleet:
             threads = self._session.threads.retire([watched.process.pid for watched in buried])
             for watched in buried:
                 pid = watched.process.pid
-                self._pay(watched, self._totals(watched, threads[pid], snapshots.get(pid)))
+                self._pay(watched, self._books.totals(watched, threads[pid], snapshots.get(pid)))
                 if self._windows:
                     self._windows.remove(watched.process.pid)
                 self._passive.drop(watched.process.pid)
@@ -337,7 +319,7 @@ class Fleet:
                 del self._exits[watched.process.pidfd.fileno()]
                 watched.process.close()
 
-    def _pay(self, watched: _Watched, totals: SeriesTotals) -> None:
+    def _pay(self, watched: Watched, totals: SeriesTotals) -> None:
         if watched.labels is None:
             self._name(watched, self._labels(watched.process, watched.membership, patient=False))
         assert watched.labels  # they are there at once if one isn't patient
@@ -350,16 +332,10 @@ class Fleet:
         if self._windows:
             with self._lock:
                 for pid, snapshot in self._windows.collect().items():
-                    totals = self._counted(self._watched[pid], snapshot)
+                    totals = self._books.counted(self._watched[pid], snapshot)
                     self._watched[pid].paid += totals
                     self._pay(self._watched[pid], totals)
                 self._windows.open_some()
-
-    def _pay_for_all_switches(self) -> None:
-        with self._lock:
-            threads = self._session.threads.snapshots()
-            for pid, watched in self._watched.items():
-                self._pay_for_switches(watched, threads[pid])
 
     def _retry_names(self) -> None:
         for pid, until in list(self._unnamed.items()):
@@ -386,70 +362,15 @@ class Fleet:
         """What there is to export now. May be called from another thread than :meth:`run`'s, one call at a time."""
         self._passive.read()
         with self._lock:
-            snapshots, threads = self._session.snapshots(), self._session.threads.snapshots()
-            living: dict[Labels, list[_Watched]] = {}
-            for watched in self._watched.values():
-                if watched.labels:
-                    living.setdefault(watched.labels, []).append(watched)
-            series, quota_of = [], cache(read_quota_cores)
-            for labels, account in self._accounts.for_scrape(living.keys()):
-                processes, totals = living.get(labels, []), account.totals
-                for watched in processes:
-                    pid = watched.process.pid
-                    totals = totals + self._totals(watched, threads[pid], snapshots.get(pid))
-                states = (self._passive.state(watched.process.pid) for watched in processes)
-                limits = [limit.cores for w in processes if (limit := w.membership.cpu_limit(quota_of))]
-                series.append(
-                    Series(
-                        labels=labels,
-                        totals=totals,
-                        infos=tuple(sorted(account.infos)),
-                        threads=_sum_of(processes, lambda process: process.thread_count()),
-                        open_fds=_sum_of(processes, lambda process: process.open_fd_count()),
-                        quota_cores=min(limits, default=None),
-                        throttled_ns=account.refresh_throttling(_throttled_ns),
-                        runtimes=tuple(state for state in states if state),
-                    )
-                )
+            series = self._books.series(self._watched.values())
             ends = self._governor.ends.items() if self._governor else ()
             windows = {(str(level), str(end)): n for (level, end), n in ends}
-            return NodeView(tuple(series), dict(self._failures), dict(self._lost), windows)
+            return NodeView(series, dict(self._failures), dict(self._lost), windows)
 
     def processes(self) -> tuple[WatchedProcess, ...]:
         """What is done with each process, by PID. May be called from any thread."""
         with self._lock:
-            counted = self._session.snapshots()
-            threads = self._session.threads.snapshots()
-            found = []
-            for pid, watched in sorted(self._watched.items()):
-                self._pay_for_switches(watched, threads[pid])
-                totals = watched.paid + thread_totals(threads[pid], watched.switches_ns)
-                level = PASSIVE_LEVEL
-                if pid in counted:
-                    totals, level = totals + self._counted(watched, counted[pid]), watched.probed.level
-                budget_ns = self._governor.tokens_ns(pid) if self._governor else None
-                found.append(WatchedProcess(pid, watched.process.name, level, totals, budget_ns))
-            return tuple(found)
-
-    def _totals(self, watched: _Watched, threads: ThreadSnapshot, snapshot: Snapshot | None) -> SeriesTotals:
-        """All that a process did that isn't in its account yet. ``snapshot``: None outside of windows."""
-        self._pay_for_switches(watched, threads)
-        own = thread_totals(threads, watched.switches_ns)
-        own += SeriesTotals(runtime=self._passive.totals(watched.process.pid))
-        return own + self._counted(watched, snapshot) if snapshot else own
-
-    def _pay_for_switches(self, watched: _Watched, threads: ThreadSnapshot) -> None:
-        """What counts a target's threads costs it also between windows, and comes out of the same budget."""
-        hit_ns = target.costs_of(self._calibration, watched.probed.plan)[True]
-        ns = (threads.switches - watched.switches) * target.SWITCH_PART * hit_ns
-        watched.switches, watched.switches_ns = threads.switches, watched.switches_ns + ns
-        if self._governor:
-            self._governor.spend(watched.process.pid, ns)
-
-    def _counted(self, watched: _Watched, snapshot: Snapshot) -> SeriesTotals:
-        probed = watched.probed
-        watched.bill.add(probed.plan, snapshot.hits, target.costs_of(self._calibration, probed.plan))
-        return probe_totals(snapshot, probed.plan, probed.level, watched.bill)
+            return self._books.processes(self._watched.values())
 
     def close(self) -> None:
         """Let go of the processes."""
@@ -482,17 +403,3 @@ def _owner(membership: Membership) -> Owner:
 def _cgroup_text(pid: int) -> bytes:
     with open(f"/proc/{pid}/cgroup", "rb", buffering=0) as file:  # noqa: PTH123 (every process, every few seconds)
         return file.read()
-
-
-def _throttled_ns(directory: str) -> int | None:
-    stat = read_cpu_stat(directory)
-    return stat.throttled_ns if stat else None
-
-
-def _sum_of(watched: Sequence[_Watched], count: Callable[[Process], int]) -> int:
-    """Add up over processes, without those that have gone meanwhile."""
-    total = 0
-    for one in watched:
-        with suppress(SchedtraceError):
-            total += count(one.process)
-    return total

@@ -29,14 +29,16 @@ WINDOW_NS = 20_000_000_000
 LIMIT_MS = 50.0
 
 
-def storm_ms(session: Session, plan: ProbePlan, program: Path, count: Path, rate: int) -> tuple[float, float]:
-    """CPU time of the target that one storm costs, and how long it goes on being probed, in ms. Raises BenchError."""
+def storm_ms(
+    session: Session, plan: ProbePlan, hits: int, program: Path, count: Path, rate: int
+) -> tuple[float, float]:
+    """CPU time of the target that one storm costs, and how long it goes on being probed, in ms. ``hits``: that many end
+    the window. Raises BenchError."""
     with counted(program, count, "pingpong", "-wait", "-rate", str(rate)) as load:
         with open_process(load.pid) as process:
             executable_fd = process.open_executable()
             record = target.record_of(plan, process.load_bias())
         text = TargetText.of(load.pid, program)
-        hits = int(Policy(0.01).storm_ns / costs_ns(session, plan))
         window = session.open_window(executable_fd, target.sites_of(plan), WINDOW_NS)
         os.close(executable_fd)
         session.watch(load.pid, record, window, hits)
@@ -59,13 +61,12 @@ def storm_ms(session: Session, plan: ProbePlan, program: Path, count: Path, rate
     return extra_ns / 1e6, (closed_ns - began_ns) / 1e6
 
 
-def costs_ns(session: Session, plan: ProbePlan) -> float:
-    """Of a hit."""
+def most_hits(session: Session, plan: ProbePlan) -> int:
+    """What the governor would let an idle target have."""
     calibration = target.calibration(session, [plan.mode], {probe.emulated for probe in plan.probes})
     if calibration is None:
         raise BenchError("what a hit costs can't be measured")
-    session.retire([os.getpid()])
-    return max(target.costs_of(calibration, plan).values())
+    return int(Policy(0.01).storm_ns / max(target.costs_of(calibration, plan).values()))
 
 
 def main() -> None:
@@ -77,8 +78,9 @@ def main() -> None:
         plan = make_plan(str(program))
         rows, most = [], {}
         with Session(Compilation(Sizes(targets=3)), target.programs_of(plan)) as session:
+            hits = most_hits(session, plan)
             for what, rate in RATES.items():
-                storms = [storm_ms(session, plan, program, folder / "count", rate) for _ in range(ROUNDS)]
+                storms = [storm_ms(session, plan, hits, program, folder / "count", rate) for _ in range(ROUNDS)]
                 costs, times = zip(*storms, strict=True)
                 most[what] = max(costs)
                 rows.append([what, *(f"{value:.0f}" for value in (statistics.median(costs), max(costs)))])

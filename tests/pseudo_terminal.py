@@ -51,7 +51,7 @@ class PseudoTerminal:
         self._set_size()
         self.modes_before = self.modes()
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", *self._command],
+            ["env", "--default-signal", "setsid", "--ctty", *self._command],
             stdin=self._slave,
             stdout=self._slave,
             stderr=self._slave if self._errors is None else self._errors,

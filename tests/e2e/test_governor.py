@@ -19,7 +19,7 @@ PROGRAM = "governed"
 OWNER: Labels = ("", "", "", PROGRAM)
 ENDLESS = 10**9
 SECONDS = 25.0
-LIMIT = 0.01
+LIMIT = 0.03
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_budget_holds_where_there_is_most_to_see(tmp_path: Path, program: Path) 
     with (
         Workload(program, "-n", ENDLESS, env={TOKEN_VARIABLE: token}) as load,
         Workload(program, "-n", ENDLESS, env={TOKEN_VARIABLE: token}) as idle,
-        agent(tmp_path, "--log-root", tmp_path, command=confined(token), max_overhead="1") as watching,
+        agent(tmp_path, "--log-root", tmp_path, command=confined(token), max_overhead="3") as watching,
     ):
         load.go()
         watching.await_process(OWNER)

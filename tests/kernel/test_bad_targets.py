@@ -125,8 +125,9 @@ def session_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 session.detach(list(session._attachments))
                 for pid in list(session._targets):
                     session.retire([pid])
+                session.threads.retire(list(session.threads._watched))
 
-        monkeypatch.setattr(attach, "Compilation", nullcontext)
+        monkeypatch.setattr(attach, "Compilation", lambda **_: nullcontext())
         monkeypatch.setattr(attach, "Session", reuse)
         yield
 

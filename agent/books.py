@@ -1,0 +1,143 @@
+"""What watched processes have done, as series, and what watching has cost them.
+
+Not for use by several threads at once: :class:`schedtrace.fleet.Fleet` has a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+
+from schedtrace import target
+from schedtrace.accounts import Accounts
+from schedtrace.attachments import Probed
+from schedtrace.calibrate import Calibration
+from schedtrace.cgroups import Membership, read_cpu_stat, read_quota_cores
+from schedtrace.errors import SchedtraceError
+from schedtrace.governor import Governor
+from schedtrace.passive_level import PassiveLevel
+from schedtrace.procfs import Process
+from schedtrace.series import Labels, Series, SeriesTotals, WatchedProcess
+from schedtrace.session import Session, Snapshot
+from schedtrace.target import Bill
+from schedtrace.thread_watch import ThreadSnapshot
+from schedtrace.totals import probe_totals, thread_totals
+from schedtrace.window import PASSIVE_LEVEL
+
+
+@dataclass(eq=False)
+class Watched:
+    """A process that is counted. ``labels`` is None until its pod's name is known."""
+
+    process: Process
+    probed: Probed
+    cgroup_text: bytes
+    membership: Membership
+    labels: Labels | None
+    bill: Bill = field(default_factory=Bill)
+    """For what it is counted now."""
+    switches: int = 0
+    switches_ns: float = 0.0
+    """Switches of its threads, and what it has cost to count them."""
+    paid: SeriesTotals = field(default_factory=SeriesTotals)
+    """What it did in windows that have ended, which is in its account."""
+
+
+class Books:
+    """Of the processes of one session. What they have paid in when they ended is in ``accounts``."""
+
+    def __init__(
+        self,
+        session: Session,
+        accounts: Accounts,
+        passive: PassiveLevel,
+        calibration: Calibration | None,
+        governor: Governor | None,
+    ) -> None:
+        self._session, self._accounts, self._passive = session, accounts, passive
+        self._calibration, self._governor = calibration, governor
+
+    def totals(self, watched: Watched, threads: ThreadSnapshot, snapshot: Snapshot | None) -> SeriesTotals:
+        """All that a process did that isn't in its account yet. ``snapshot``: None outside of windows."""
+        self._charge_switches(watched, threads)
+        own = thread_totals(threads, watched.switches_ns)
+        own += SeriesTotals(runtime=self._passive.totals(watched.process.pid))
+        return own + self.counted(watched, snapshot) if snapshot else own
+
+    def counted(self, watched: Watched, snapshot: Snapshot) -> SeriesTotals:
+        """What it did in the window that it is in, or was in last."""
+        probed = watched.probed
+        watched.bill.add(probed.plan, snapshot.hits, target.costs_of(self._calibration, probed.plan))
+        return probe_totals(snapshot, probed.plan, probed.level, watched.bill)
+
+    def charge_switches(self, processes: Collection[Watched]) -> None:
+        """What counts a target's threads costs it also between windows, and comes out of the same budget."""
+        threads = self._session.threads.snapshots()
+        for watched in processes:
+            self._charge_switches(watched, threads[watched.process.pid])
+
+    def _charge_switches(self, watched: Watched, threads: ThreadSnapshot) -> None:
+        hit_ns = target.costs_of(self._calibration, watched.probed.plan)[True]
+        ns = (threads.switches - watched.switches) * target.SWITCH_PART * hit_ns
+        watched.switches, watched.switches_ns = threads.switches, watched.switches_ns + ns
+        if self._governor:
+            self._governor.spend(watched.process.pid, ns)
+
+    def series(self, processes: Collection[Watched]) -> tuple[Series, ...]:
+        """Of all labels that there are, for a scrape."""
+        snapshots, threads = self._session.snapshots(), self._session.threads.snapshots()
+        living: dict[Labels, list[Watched]] = {}
+        for watched in processes:
+            if watched.labels:
+                living.setdefault(watched.labels, []).append(watched)
+        series, quota_of = [], cache(read_quota_cores)
+        for labels, account in self._accounts.for_scrape(living.keys()):
+            own, totals = living.get(labels, []), account.totals
+            for watched in own:
+                pid = watched.process.pid
+                totals = totals + self.totals(watched, threads[pid], snapshots.get(pid))
+            states = (self._passive.state(watched.process.pid) for watched in own)
+            limits = [limit.cores for w in own if (limit := w.membership.cpu_limit(quota_of))]
+            series.append(
+                Series(
+                    labels=labels,
+                    totals=totals,
+                    infos=tuple(sorted(account.infos)),
+                    threads=_sum_of(own, lambda process: process.thread_count()),
+                    open_fds=_sum_of(own, lambda process: process.open_fd_count()),
+                    quota_cores=min(limits, default=None),
+                    throttled_ns=account.refresh_throttling(_throttled_ns),
+                    runtimes=tuple(state for state in states if state),
+                )
+            )
+        return tuple(series)
+
+    def processes(self, processes: Collection[Watched]) -> tuple[WatchedProcess, ...]:
+        """What is done with each process, by PID."""
+        snapshots, threads = self._session.snapshots(), self._session.threads.snapshots()
+        found = []
+        for watched in sorted(processes, key=lambda each: each.process.pid):
+            pid = watched.process.pid
+            self._charge_switches(watched, threads[pid])
+            totals, level = watched.paid + thread_totals(threads[pid], watched.switches_ns), PASSIVE_LEVEL
+            if pid in snapshots:
+                totals, level = totals + self.counted(watched, snapshots[pid]), watched.probed.level
+            budget_ns = self._governor.tokens_ns(pid) if self._governor else None
+            found.append(WatchedProcess(pid, watched.process.name, level, totals, budget_ns))
+        return tuple(found)
+
+
+def _throttled_ns(directory: str) -> int | None:
+    stat = read_cpu_stat(directory)
+    return stat.throttled_ns if stat else None
+
+
+def _sum_of(watched: Sequence[Watched], count: Callable[[Process], int]) -> int:
+    """Add up over processes, without those that have gone meanwhile."""
+    total = 0
+    for one in watched:
+        with suppress(SchedtraceError):
+            total += count(one.process)
+    return total
