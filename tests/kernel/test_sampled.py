@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from schedtrace import join, session, target
+from schedtrace import compilation, join, session, target
 from schedtrace.abi import StopPlace, WakeCause
 from schedtrace.attach import Watch
 from schedtrace.bpf_text import source_text
@@ -266,7 +266,7 @@ def without_yields(plan: ProbePlan) -> ProbePlan:
 def beside_full(
     version: str, monkeypatch: pytest.MonkeyPatch, *arguments: object, few_listed: bool = False
 ) -> SideBySide:
-    monkeypatch.setattr(session, "source_text", comparing_text)
+    monkeypatch.setattr(compilation, "source_text", comparing_text)
     program = binary("mixed", version)
     full = make_plan(str(program))
     plan = replace(full, probes=(*full.probes, *full.at_sampled_level().probes))
