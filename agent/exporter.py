@@ -10,6 +10,7 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from importlib.metadata import version
 
 from prometheus_client.core import Metric
@@ -60,7 +61,7 @@ class Exporter:
 
     def describe(self) -> Iterable[Metric]:
         """All families without samples; the registry asks for this to know the names."""
-        return [exposition.metric(replace(family, rows=[])) for family in self._families(NodeView((), {}, {}))]
+        return [exposition.metric(replace(family, rows=[])) for family in self._families(NodeView((), {}, {}), ())]
 
     def collect(self) -> Iterable[Metric]:
         """The families of one scrape. Raises what ``look`` raises."""
@@ -72,29 +73,30 @@ class Exporter:
 
     def _scrape(self) -> list[Family]:
         view = self._look()
-        return self._families(replace(view, series=self._fitting(view.series)))
+        return self._families(view, self._fitting(view.series))
 
-    def _fitting(self, series: Iterable[Series]) -> tuple[Series, ...]:
-        fitting: list[Series] = []
+    def _fitting(self, series: Iterable[Series]) -> list[tuple[Labels, list[_Value]]]:
+        """Labels and all values of those that fit."""
+        fitting = []
         left, self.left_out = self._max_series, 0
         for each in sorted(series, key=lambda one: (one.labels not in self._kept, one.labels)):
-            samples = _samples(each)
+            values = list(_values(each))
+            samples = _samples(values)
             if samples <= left:
                 left -= samples
-                fitting.append(each)
+                fitting.append((each.labels, values))
             else:
                 self.left_out += 1
                 self._left_out_total += samples
-        self._kept = frozenset(each.labels for each in fitting)
-        return tuple(sorted(fitting, key=lambda one: one.labels))
+        self._kept = frozenset(labels for labels, _ in fitting)
+        return sorted(fitting, key=lambda one: one[0])
 
-    def _families(self, view: NodeView) -> list[Family]:
+    def _families(self, view: NodeView, series: Iterable[tuple[Labels, list[_Value]]]) -> list[Family]:
         rows: dict[str, list[_Row]] = {name: [] for name, *_ in OF_SERIES}
-        for each in view.series:
-            labels = each.labels
+        for labels, values in series:
             base = tuple(map(_printable, (labels.namespace, labels.pod, labels.container, labels.process)))
-            for name, own, value in _values(each):
-                rows[name].append((base + tuple(map(_printable, own)), value))
+            for name, own, value in values:
+                rows[name].append(((*base, *map(_printable, own)), value))
         rows["schedtrace_lost_total"] += [(("", "", "", "", reason), n) for reason, n in sorted(view.lost.items())]
         return [
             *(Family(name, kind, text, _LABELS + own, rows[name]) for name, kind, own, text in OF_SERIES),
@@ -208,11 +210,12 @@ def _runtime_gauges(runtimes: Sequence[RuntimeState]) -> Iterator[_Value]:
     yield "schedtrace_runtime_threads", ("other",), sum(runtime.threads for runtime in runtimes) - idle
 
 
-def _samples(series: Series) -> int:
-    kinds = Counter(isinstance(value, Histogram) for _, _, value in _values(series))
-    return LINES_OF_A_HISTOGRAM * kinds[True] + kinds[False]
+def _samples(values: Sequence[_Value]) -> int:
+    histograms = sum(isinstance(value, Histogram) for _, _, value in values)
+    return LINES_OF_A_HISTOGRAM * histograms + len(values) - histograms
 
 
+@lru_cache(maxsize=1 << 12)
 def _printable(text: str) -> str:
     """A label value that any terminal and any parser can take: names of executables are bytes that strangers choose.
     No two texts give the same."""

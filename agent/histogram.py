@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 
 SLOTS = 25
 BOUNDS_SECONDS: tuple[float, ...] = tuple((1 << k) / 1e6 for k in range(SLOTS - 1)) + (math.inf,)
@@ -35,11 +36,12 @@ class Histogram:
         return sum(self.slots)
 
     def __add__(self, other: Histogram) -> Histogram:
-        return Histogram(
-            tuple(a + b for a, b in zip(self.slots, other.slots, strict=True)),
-            self.sum_ns + other.sum_ns,
-            max(self.max_ns, other.max_ns),
-        )
+        if not any(other.slots):
+            return self
+        if not any(self.slots):
+            return other
+        slots = tuple(map(add, self.slots, other.slots))
+        return Histogram(slots, self.sum_ns + other.sum_ns, max(self.max_ns, other.max_ns))
 
     def since(self, earlier: Histogram) -> Histogram:
         """What was recorded after ``earlier``, a snapshot of this same histogram.
