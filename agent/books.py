@@ -26,6 +26,10 @@ from schedtrace.thread_watch import ThreadSnapshot
 from schedtrace.totals import probe_totals, thread_totals
 from schedtrace.window import PASSIVE_LEVEL
 
+_MOST_FOR_GOROUTINES, _LEAST_FOR_GOROUTINES = 0.4, 0.3
+"""Of a target's budget: if to look for goroutines at switches would take more, that is left out until it would take
+less."""
+
 
 @dataclass(eq=False)
 class Watched:
@@ -41,6 +45,12 @@ class Watched:
     switches: int = 0
     switches_ns: float = 0.0
     """Switches of its threads, and what it has cost to count them."""
+    looked_at: bool = True
+    """It is looked which goroutine a thread runs that is switched out."""
+    not_looked_at: int = 0
+    """Switches at which that was too dear."""
+    decided_at: tuple[int, int] | None = None
+    """CPU time it had used and switches there had been when that was decided."""
     paid: SeriesTotals = field(default_factory=SeriesTotals)
     """What it did in windows that have ended, which is in its account."""
 
@@ -61,8 +71,7 @@ class Books:
 
     def totals(self, watched: Watched, threads: ThreadSnapshot, snapshot: Snapshot | None) -> SeriesTotals:
         """All that a process did that isn't in its account yet. ``snapshot``: None outside of windows."""
-        self._charge_switches(watched, threads)
-        own = thread_totals(threads, watched.switches_ns)
+        own = self._of_threads(watched, threads)
         own += SeriesTotals(runtime=self._passive.totals(watched.process.pid))
         return own + self.counted(watched, snapshot) if snapshot else own
 
@@ -73,17 +82,45 @@ class Books:
         return probe_totals(snapshot, probed.plan, probed.level, watched.bill)
 
     def charge_switches(self, processes: Collection[Watched]) -> None:
-        """What counts a target's threads costs it also between windows, and comes out of the same budget."""
+        """What counts a target's threads costs it also between windows, and comes out of the same budget. To be called
+        every few seconds: where it would take too much of the budget to look for goroutines, that is left out."""
         threads = self._session.threads.snapshots()
         for watched in processes:
             self._charge_switches(watched, threads[watched.process.pid])
+            if self._governor:
+                with suppress(SchedtraceError):  # its end will be seen
+                    self._decide(watched, watched.process.cpu_ns(), self._governor.policy.fraction)
+
+    def _decide(self, watched: Watched, cpu_ns: int, fraction: float) -> None:
+        cpu_before_ns, switches_before = watched.decided_at or (cpu_ns, watched.switches)
+        watched.decided_at = cpu_ns, watched.switches
+        if cpu_ns <= cpu_before_ns:
+            return
+        cost_ns = (watched.switches - switches_before) * self._switch_ns(watched, looked_at=True)
+        limit = _MOST_FOR_GOROUTINES if watched.looked_at else _LEAST_FOR_GOROUTINES
+        if (cost_ns <= limit * fraction * (cpu_ns - cpu_before_ns)) != watched.looked_at:
+            watched.looked_at = not watched.looked_at
+            self._session.threads.look_for_goroutines(watched.process.pid, wanted=watched.looked_at)
+
+    def _switch_ns(self, watched: Watched, *, looked_at: bool) -> float:
+        hit_ns = target.costs_of(self._calibration, watched.probed.plan)[True]
+        return target.SWITCH_PARTS[looked_at] * hit_ns
 
     def _charge_switches(self, watched: Watched, threads: ThreadSnapshot) -> None:
-        hit_ns = target.costs_of(self._calibration, watched.probed.plan)[True]
-        ns = (threads.switches - watched.switches) * target.SWITCH_PART * hit_ns
+        switches = threads.switches - watched.switches
+        ns = switches * self._switch_ns(watched, looked_at=watched.looked_at)
         watched.switches, watched.switches_ns = threads.switches, watched.switches_ns + ns
+        if not watched.looked_at:
+            watched.not_looked_at += switches
         if self._governor:
             self._governor.spend(watched.process.pid, ns)
+
+    def _of_threads(self, watched: Watched, threads: ThreadSnapshot) -> SeriesTotals:
+        self._charge_switches(watched, threads)
+        totals = thread_totals(threads, watched.switches_ns)
+        if watched.not_looked_at:
+            totals += SeriesTotals(lost={"goroutine_of_thread_too_dear": watched.not_looked_at})
+        return totals
 
     def series(self, processes: Collection[Watched]) -> tuple[Series, ...]:
         """Of all labels that there are, for a scrape."""
@@ -120,8 +157,7 @@ class Books:
         found = []
         for watched in sorted(processes, key=lambda each: each.process.pid):
             pid = watched.process.pid
-            self._charge_switches(watched, threads[pid])
-            totals, level = watched.paid + thread_totals(threads[pid], watched.switches_ns), PASSIVE_LEVEL
+            totals, level = watched.paid + self._of_threads(watched, threads[pid]), PASSIVE_LEVEL
             if pid in snapshots:
                 totals, level = totals + self.counted(watched, snapshots[pid]), watched.probed.level
             budget_ns = self._governor.tokens_ns(pid) if self._governor else None

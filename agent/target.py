@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -113,9 +113,9 @@ def calibration(session: Session, modes: Sequence[str], emulated: Collection[boo
     return None
 
 
-SWITCH_PART = 0.4
-"""What the programs on the scheduler's tracepoints add to a switch of a watched thread, as a part of a hit's cost: an
-estimate, see bench/switch_cost.py."""
+SWITCH_PARTS: Mapping[bool, float] = {True: 0.55, False: 0.25}
+"""What the programs on the scheduler's tracepoints add to a switch of a watched thread, as a part of a hit's cost, by
+whether it is looked which goroutine the thread runs: estimates, see bench/switch_cost.py."""
 _UNKNOWN: Costs = {True: 2_000.0, False: 15_000.0}
 """Taken for the cost of a hit where it can't be measured: more than on any machine tried."""
 

@@ -39,6 +39,7 @@ class ThreadSnapshot:
 @dataclass
 class _Watched:
     slot: int
+    record: abi.Process
     goroutines_known: bool
     unlisted: int = field(default=0)
 
@@ -56,7 +57,7 @@ class ThreadWatch:
         """Begin to count the threads of process ``pid``. Raises AttachFailed if there is no room."""
         if not self._free_slots:
             raise AttachFailed(f"no room for the threads of process {pid}")
-        watched = _Watched(self._free_slots.pop(), goroutines_known=bool(record.allm))
+        watched = _Watched(self._free_slots.pop(), record, goroutines_known=bool(record.allm))
         self._watched[pid] = watched
         self._maps.put("processes", watched.slot, record)
         # Threads made from now on are seen by task_newtask; those that exist are listed here.
@@ -67,6 +68,14 @@ class ThreadWatch:
                 watched.unlisted += not self._maps.put_new("threads", tid, fresh)
                 if not os.path.exists(f"/proc/{pid}/task/{tid}"):  # noqa: PTH110 (one of thousands)
                     self._maps.delete_key("threads", tid)  # its end came before it was listed
+
+    def look_for_goroutines(self, pid: int, *, wanted: bool) -> None:
+        """Whether to look, at each switch, which goroutine the thread runs. If not, only its waits for a CPU are
+        counted, which costs a third."""
+        watched = self._watched[pid]
+        record = abi.Process.from_buffer_copy(bytes(watched.record))
+        record.allm = watched.record.allm if wanted else 0
+        self._maps.put("processes", watched.slot, record)
 
     def watches(self, pid: int) -> bool:
         """Is there something to :meth:`retire`?"""

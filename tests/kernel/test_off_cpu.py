@@ -222,3 +222,22 @@ def test_death_in_the_middle() -> None:
         assert counted.off_cpu["blocked"].max_ns < 1e9
         left, _ = threads.session._maps.entries("threads", ctypes.c_uint32, abi.Thread, 1 << 14)
         assert not len(left)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_goroutines_that_are_not_looked_for(wanted: bool) -> None:
+    """As where that is too dear: threads are counted all the same, and it can be taken up again."""
+    with (
+        Workload(binary("offcpu"), "-raw", 2, "-procs", 3, "-duration", "300ms") as target,
+        watched_threads(target.pid) as threads,
+    ):
+        threads.session.threads.look_for_goroutines(target.pid, wanted=False)
+        if wanted:
+            threads.session.threads.look_for_goroutines(target.pid, wanted=True)
+        facts = target.run()
+        threads.stop()
+        counts = threads.counts()
+    assert counts.run_queue.count >= facts["raws"] > 20
+    assert counts.off_cpu
+    blocked = counts.off_cpu["blocked"].count
+    assert blocked >= 0.9 * facts["raws"] if wanted else blocked == 0
