@@ -22,7 +22,7 @@ from tools import toolchains
 from tools.cgroup import CpuLimit
 
 TOLERANCE = 0.05
-ATTEMPTS = 3
+ATTEMPTS = 5
 SHORT_NS = 20_000_000
 """Reasons with less time than this are not compared one by one."""
 
@@ -78,15 +78,15 @@ def _assert_agree(program: Path, version: str, load: str) -> tuple[ThreadCounts,
     found = []
     for _ in range(ATTEMPTS):  # the kernel may have kept events from one of the two
         counted, expected, facts = _both(program, version, load)
-        assert sum(expected.ns.values()) > max(0.1e9, 10 * expected.uncertain_ns)
-        found.append((_differences(counted, expected), dict(counted.lost)))
-        if not found[-1][0]:
+        found.append((_differences(counted, expected), expected.uncertain_ns / 1e9, dict(counted.lost)))
+        # Where the account itself is uncertain of a tenth, nothing can be compared.
+        if not found[-1][0] and sum(expected.ns.values()) > max(0.1e9, 10 * expected.uncertain_ns):
             assert set(counted.lost) <= {
                 *("interval_began_before_window", "thread_switch_unseen", "goroutine_of_thread_unknown"),
             }
             assert counted.lost.get("goroutine_of_thread_unknown", 0) <= 20
             return counted, facts
-    pytest.fail(f"seconds counted and expected: {found}")
+    pytest.fail(f"seconds counted and expected, uncertain, lost: {found}")
 
 
 @pytest.mark.parametrize("load", LOADS)
