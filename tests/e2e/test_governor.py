@@ -80,7 +80,7 @@ def test_budget_holds_where_there_is_most_to_see(tmp_path: Path, program: Path) 
             for one in json.loads(run("list", "--agent", watching.address, "--json").stdout)["processes"]
         }
         assert seen_by_list[load.pid]["hits"]["full"] >= hits
-        assert seen_by_list[load.pid]["seen_seconds"]["full"] >= seen / 2  # of both together
+        assert seen_by_list[load.pid]["seen_seconds"]["full"] >= 0.9 * seen / 2  # of both together
         assert seen_by_list[load.pid]["level"] in ("passive", "sampled", "full")
         assert seen_by_list[idle.pid] is not None
         for process in (load, idle):

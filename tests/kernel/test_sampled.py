@@ -300,7 +300,8 @@ def test_each_sample_has_the_cause_that_the_full_level_finds(
     assert sum(seen.agreed.values()) == seen.samples.sched_latency_total.count > 1_000
     differing = {pair: n for pair, n in seen.agreed.items() if pair[0] != pair[1]}
     # A request to stop that was meant for the goroutine before: stopped all the same, and a yield to the full level.
-    allowed = {("preempted", "yielded")}
+    # And one that comes, or is taken back, between the two looks at the flag, at a goroutine that yields.
+    allowed = {("preempted", "yielded"), ("yielded", "preempted")}
     assert set(differing) <= allowed, differing
     assert sum(differing.values()) <= 3
     causes = Counter({cause: h.count for cause, h in seen.samples.sched_latency.items()})
