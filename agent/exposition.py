@@ -98,6 +98,7 @@ def text(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     return "".join(parts).encode()
 
 
+@lru_cache(maxsize=1 << 11)  # most have not changed since the last scrape
 def _histogram_lines(name: str, labels: str, histogram: Histogram) -> str:
     counts = tuple(accumulate(histogram.slots))
     head = f'{name}_bucket{{{labels},le="'.replace("%", "%%")
