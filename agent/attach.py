@@ -24,7 +24,6 @@ from schedtrace.image import Image, open_image
 from schedtrace.node import prepare_node
 from schedtrace.plan import FunctionNames, ProbePlan, make_plan
 from schedtrace.procfs import ExecutableIdentity, Process, open_process, running_pids
-from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
 from schedtrace.session import Session, Snapshot
 from schedtrace.thread_watch import ThreadSnapshot
 from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL, ProbeHits, Target, Throttling, Window
@@ -59,8 +58,7 @@ class Watched:
             self._names = FunctionNames(self._image.path)
             stack.callback(self._names.close)
             self._bias = self._image.load_bias
-            self._runtime, runtime_unseen = _runtime_of(self._image)
-            self.unseen = (*self.plan.unseen, *runtime_unseen)
+            self.unseen = (*self.plan.unseen, *_threads_unseen(plan))
             """What can't be seen of it, in words."""
             self._cgroups = _cgroups_of(self.process)
             self.calibration: Calibration | None = None
@@ -88,9 +86,7 @@ class Watched:
             raise
         record = target.record_of(self.plan, self._bias)
         self._throttled_before = self._cgroups.cpu_stat()
-        process = target.process_of(
-            self.process, self._runtime, target.reasons_of(self.plan), self._bias, by_function=True
-        )
+        process = target.process_of(self.process, self.plan, self._bias, by_function=True)
         self.goroutines_known = bool(process.allm)
         """Can it be told which goroutine a thread runs?"""
         process.is_recorded, process.event_slot = self._session.records, self._session.next_slot
@@ -118,8 +114,12 @@ class Watched:
                 return f"the target (PID {self.process.pid}) exited"
             if not self._session.is_watched(self.process.pid):
                 return f"the target (PID {self.process.pid}) executed another program"
+            self._meanwhile()
             if left <= _EXEC_LOOK_SECONDS:
                 return ""
+
+    def _meanwhile(self) -> None:
+        """What is done while the target goes on."""
 
     def stop(self) -> None:
         """Count no longer, so that what is read from now on stands still."""
@@ -258,17 +258,9 @@ class Watch(Watched):
             self.calibration = target.calibration(session, [self.plan.mode], self.instructions)
             self._all = stack.pop_all()
 
-    def ended(self, timeout_seconds: float) -> str:
-        """As of a :class:`Watched`. What a hit costs is measured meanwhile, time and again."""
-        deadline = monotonic() + timeout_seconds
-        while True:
-            left = max(deadline - monotonic(), 0)
-            if ended := super().ended(min(left, _EXEC_LOOK_SECONDS)):
-                return ended
-            if self.calibration:
-                self.calibration.measure()
-            if left <= _EXEC_LOOK_SECONDS:
-                return ""
+    def _meanwhile(self) -> None:
+        if self.calibration:
+            self.calibration.measure()
 
     def close(self) -> None:
         """Take the probes out, too. May be called twice."""
@@ -301,14 +293,13 @@ def explained_by_check() -> Iterator[None]:
         raise
 
 
-def _runtime_of(image: Image) -> tuple[RuntimePlan | None, tuple[str, ...]]:
-    """Where the target's runtime keeps its list of threads, and what isn't seen if that can't be found."""
-    try:
-        runtime = make_runtime_plan(image.path)
-        reason = runtime.goroutines_of_threads_unseen
-    except NotTraceable as error:
-        runtime, reason = None, str(error).replace(image.path, image.plan.path)
-    return runtime, (f"goroutines that run while their thread is off the CPU: {reason}",) if reason else ()
+def _threads_unseen(plan: ProbePlan) -> tuple[str, ...]:
+    """What isn't seen if it can't be found where the target's runtime keeps its list of threads."""
+    if isinstance(plan.runtime, str):
+        reason = f"{plan.path}: {plan.runtime}"
+    else:
+        reason = plan.runtime.goroutines_of_threads_unseen
+    return (f"goroutines that run while their thread is off the CPU: {reason}",) if reason else ()
 
 
 def _cgroups_of(process: Process) -> cgroups.Membership:

@@ -16,7 +16,7 @@ from schedtrace.discovery import has_build_information
 from schedtrace.errors import NotTraceable, PermissionDenied
 from schedtrace.isolated import Answer, Reader
 from schedtrace.plan import ProbePlan, make_plan
-from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
+from schedtrace.runtime_plan import RuntimePlan
 
 _REMEMBERED = 4096
 _READERS = 2
@@ -27,9 +27,8 @@ _IDLE_SECONDS = 10.0
 FileKey = tuple[int, int, int, int]
 """Device, inode, size and time of change in ns: another file under a reused inode number is another key."""
 
-_Finding = tuple[ProbePlan | None, str, RuntimePlan | str]
-"""The plan of a Go binary, or why there is none; neither if it isn't Go. Then where its runtime's state is, or why that
-isn't known."""
+_Finding = tuple[ProbePlan | None, str]
+"""The plan of a Go binary, or why there is none; neither if it isn't Go."""
 
 
 def file_key(status: os.stat_result) -> FileKey:
@@ -39,13 +38,11 @@ def file_key(status: os.stat_result) -> FileKey:
 
 @dataclass(frozen=True)
 class GoBinary:
-    """An executable with a Go runtime; ``plan`` is None if it can't be watched, and ``refusal`` then says why.
-    ``runtime`` is where the runtime's state is, or why that isn't known."""
+    """An executable with a Go runtime; ``plan`` is None if it can't be watched, and ``refusal`` then says why."""
 
     key: FileKey
     plan: ProbePlan | None
     refusal: str
-    runtime: RuntimePlan | str = ""
 
     @property
     def key_without_device(self) -> tuple[int, ...]:
@@ -108,20 +105,20 @@ class Binaries:
     def _learn(self, key: FileKey, answer: Answer[_Finding]) -> None:
         if isinstance(answer.error, PermissionDenied):
             return  # that may change
-        plan, refusal, runtime = answer.result or (None, str(answer.error or ""), "")
-        self._known[key] = GoBinary(key, self._slim(plan), refusal, runtime) if plan or refusal else None
+        plan, refusal = answer.result or (None, str(answer.error or ""))
+        self._known[key] = GoBinary(key, self._slim(plan), refusal) if plan or refusal else None
         while len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
 
     def _slim(self, plan: ProbePlan | None) -> ProbePlan | None:
-        """The plan without what the agent has no use for, and with a layout that equal ones share: there can be
-        thousands of plans, and there are few layouts."""
+        """The plan without what the agent has no use for, and with a layout and offsets that equal ones share: there
+        can be thousands of plans, and there are few layouts."""
         if plan is None:
             return None
         slim = replace(plan, settings={}, notes=(), unseen=())
         for known in self._plans:
             if known.layout == plan.layout:
-                return replace(slim, layout=known.layout)
+                return replace(slim, layout=known.layout, runtime=_sharing(plan.runtime, known.runtime))
         self._plans.append(slim)
         return slim
 
@@ -141,17 +138,16 @@ def _pending(reader: Reader[FileKey, _Finding]) -> int:
     return len(reader.pending)
 
 
+def _sharing(runtime: RuntimePlan | str, known: RuntimePlan | str) -> RuntimePlan | str:
+    if isinstance(runtime, str) or isinstance(known, str) or runtime.offsets != known.offsets:
+        return runtime
+    return replace(runtime, offsets=known.offsets)
+
+
 def _find(executable_fd: int) -> _Finding:
     path = f"/proc/self/fd/{executable_fd}"
     try:
-        plan = make_plan(path)
+        return make_plan(path), ""
     except NotTraceable as error:
-        return None, _without(path, error) if has_build_information(path) else "", ""
-    try:
-        return plan, "", make_runtime_plan(path)
-    except NotTraceable as error:
-        return plan, "", _without(path, error)
-
-
-def _without(path: str, error: NotTraceable) -> str:
-    return str(error).removeprefix(f"{path}: ").replace(path, "it")
+        refusal = str(error).removeprefix(f"{path}: ").replace(path, "it")
+        return None, refusal if has_build_information(path) else ""

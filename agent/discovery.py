@@ -16,7 +16,7 @@ from schedtrace.errors import NotTraceable, PermissionDenied
 from schedtrace.passive_level import PassiveLevel
 from schedtrace.pods import Owner, PodIndex
 from schedtrace.procfs import CAP_SYS_PTRACE, Process, effective_capabilities, open_process, running_pids
-from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
+from schedtrace.runtime_plan import RuntimePlan
 from schedtrace.runtime_state import RuntimeState
 from schedtrace.window import FULL_LEVEL
 
@@ -79,19 +79,11 @@ def look_at(path: str) -> GoBinary | None:
     be read."""
     try:
         found = plan.make_plan(path)
-        runtime = _runtime_of(path)
-        return GoBinary(found.go_version, FULL_LEVEL, "", found.levels, found.sampled_obstacle, runtime)
+        return GoBinary(found.go_version, FULL_LEVEL, "", found.levels, found.sampled_obstacle, found.runtime)
     except NotTraceable as error:
         if not has_build_information(path):
             return None
         return GoBinary("unknown", "", str(error).removeprefix(f"{path}: "))
-
-
-def _runtime_of(path: str) -> RuntimePlan | str:
-    try:
-        return make_runtime_plan(path)
-    except NotTraceable as error:
-        return str(error)
 
 
 def has_build_information(path: str) -> bool:

@@ -238,9 +238,9 @@ class Fleet:
         if len(self._watched) >= self._most:
             raise AttachFailed(f"no room for process {process.pid} ({process.name}): see --max-targets")
         probed = self._attachments.probe(process, binary, plan, executable_fd)
-        runtime = None if isinstance(binary.runtime, str) else binary.runtime
-        threads = target.process_of(process, runtime, target.reasons_of(plan), process.load_bias(), by_function=False)
-        record = target.record_of(probed.plan, process.load_bias())  # raises if it executes another program meanwhile
+        bias = process.load_bias()  # raises if it executes another program meanwhile
+        threads = target.process_of(process, plan, bias, by_function=False)
+        record = target.record_of(probed.plan, bias)
         with self._lock:
             self._session.threads.watch(process.pid, threads)
             probed.pids.add(process.pid)
@@ -250,19 +250,19 @@ class Fleet:
             if self._windows:
                 self._windows.add(watched)
             elif probed.attachment:
-                sampler = target.sampler_of(probed.plan, process.load_bias())
+                sampler = target.sampler_of(probed.plan, bias)
                 self._session.watch(process.pid, record, sampler=sampler, time_before=False)
             self._name(watched, labels)
-        self._read_passively(process, binary)
+        self._read_passively(process, plan, bias)
         self._events.info("watching", "watching a Go process", pid=process.pid, exe=process.exe, go=plan.go_version)
         return True
 
-    def _read_passively(self, process: Process, binary: GoBinary) -> None:
+    def _read_passively(self, process: Process, plan: ProbePlan, load_bias: int) -> None:
         """Besides, read what the runtime counts itself, where that can be found."""
-        reason = binary.runtime
+        reason = plan.runtime
         if not isinstance(reason, str):
             try:
-                self._passive.watch(process, reason, process.load_bias())
+                self._passive.watch(process, reason, load_bias)
             except SchedtraceError as error:
                 reason = str(error)
         if isinstance(reason, str):

@@ -17,9 +17,11 @@ In both modes preemptPark and coroswitch_m are probed, whose transitions casgsta
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from schedtrace.abi import ProbeKind
 from schedtrace.errors import NotTraceable
+from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
 from schedtrace.sampled_plan import SampledPlan, make_sampled_plan
 from schedtrace.symbols.binary import Arch, Binary
 from schedtrace.symbols.buildinfo import BuildInfo, read_buildinfo
@@ -37,6 +39,7 @@ from schedtrace.symbols.layout import NEWEST_MINOR, Layout, layout_of
 from schedtrace.symbols.names import FunctionNames as FunctionNames  # for those who may not import symbols
 from schedtrace.symbols.pclntab import Pclntab
 from schedtrace.symbols.reasons import read_wait_reasons
+from schedtrace.symbols.runtime_data import RuntimeData, find_runtime_data
 from schedtrace.symbols.status import StatusWriter, StatusWrites, find_status_writes
 from schedtrace.symbols.symtab import Symtab
 from schedtrace.transitions import (
@@ -83,7 +86,8 @@ class ProbePlan:
 
     ``layout`` is None where the runtime's structs are not known; ``unseen`` says, for a reader, what the
     probes can't see; ``notes`` what else is worth knowing. ``sampled``: what the sampled level needs; None if
-    that isn't possible, and ``sampled_obstacle`` then says why.
+    that isn't possible, and ``sampled_obstacle`` then says why. ``runtime``: where the runtime's own state is, or why
+    that isn't known.
     """
 
     path: str
@@ -100,6 +104,7 @@ class ProbePlan:
     notes: tuple[str, ...]
     sampled: SampledPlan | None = None
     sampled_obstacle: str = ""
+    runtime: RuntimePlan | str = ""
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -164,7 +169,8 @@ class _Planner:
         self._add_syscalls(mode)
         if dear := sorted({_short(probe.function) for probe in self.probes if not probe.emulated}):
             self.notes.append(f"dear probes, single-stepped by the kernel: {', '.join(dear)}")
-        sampled, obstacle = self._sampled(symtab)
+        self.find_data = cache(lambda: self._find_data(symtab))
+        sampled, obstacle = self._sampled()
         return ProbePlan(
             path=self.binary.path,
             arch=self.binary.arch.value,
@@ -180,13 +186,27 @@ class _Planner:
             notes=tuple(self.notes),
             sampled=sampled,
             sampled_obstacle=obstacle,
+            runtime=self._runtime(info),
         )
 
-    def _sampled(self, symtab: Symtab | None) -> tuple[SampledPlan | None, str]:
+    def _find_data(self, symtab: Symtab | None) -> RuntimeData:
+        assert self.known_layout  # nobody asks without
+        return find_runtime_data(self.binary, self.table, symtab, self.known_layout)
+
+    def _sampled(self) -> tuple[SampledPlan | None, str]:
         try:
-            return make_sampled_plan(self.binary, self.table, symtab, self.layout, self.writes), ""
+            return make_sampled_plan(self.binary, self.table, self.layout, self.writes, self.find_data), ""
         except NotTraceable as error:
-            return None, str(error).removeprefix(f"{self.binary.path}: ")
+            return None, self._without_path(error)
+
+    def _runtime(self, info: BuildInfo) -> RuntimePlan | str:
+        try:
+            return make_runtime_plan(self.binary, self.table, info.version, self.known_layout, self.find_data)
+        except NotTraceable as error:
+            return self._without_path(error)
+
+    def _without_path(self, error: NotTraceable) -> str:
+        return str(error).removeprefix(f"{self.binary.path}: ")
 
     def _refuse_unsuitable(self, info: BuildInfo) -> None:
         minor = info.version.minor if info.version else self.table.newest_minor
@@ -201,7 +221,7 @@ class _Planner:
 
     def _layout(self, info: BuildInfo, symtab: Symtab | None) -> Layout | None:
         reasons = read_wait_reasons(self.binary, symtab, self.table.functions_named)
-        layout = layout_of(self.binary, info.version, reasons)
+        self.known_layout = layout = layout_of(self.binary, info.version, reasons)
         text = info.version.text if info.version else "its Go version is unknown"
         if layout is None:
             why = f"{text}: only Go up to 1.{NEWEST_MINOR} is known, and the binary has no DWARF"

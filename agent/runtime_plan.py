@@ -1,20 +1,19 @@
 """What of a Go runtime's own state can be read from its memory, and where: binary -> :class:`RuntimePlan`.
 
-Beside :mod:`schedtrace.plan` the only caller of symbols: needs no function to be probed, only data to be found.
+Made for :mod:`schedtrace.plan`: needs no function to be probed, only data to be found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from schedtrace.errors import NotTraceable
 from schedtrace.symbols.binary import Binary
-from schedtrace.symbols.buildinfo import read_buildinfo
-from schedtrace.symbols.layout import NEWEST_MINOR, layout_of
+from schedtrace.symbols.buildinfo import GoVersion
+from schedtrace.symbols.layout import NEWEST_MINOR, Layout
 from schedtrace.symbols.pclntab import Pclntab
-from schedtrace.symbols.runtime_data import PAUSES, RuntimeData, find_runtime_data
-from schedtrace.symbols.symtab import Symtab
+from schedtrace.symbols.runtime_data import PAUSES, RuntimeData
 
 _WORD = 8
 _OLD_BUCKETS = 720
@@ -77,46 +76,47 @@ class RuntimePlan:
     code_vaddr: int
 
 
-def make_runtime_plan(path: str) -> RuntimePlan:
-    """Find the runtime's state in the Go executable or shared object at ``path``.
+def make_runtime_plan(
+    binary: Binary,
+    table: Pclntab,
+    version: GoVersion | None,
+    layout: Layout | None,
+    find_data: Callable[[], RuntimeData],
+) -> RuntimePlan:
+    """``version``, ``layout``: as far as they are known; ``find_data`` is asked if both are.
 
-    Raises NotTraceable, saying why, if the file is no Go binary, its Go version isn't known, or the places can't be
-    told for certain; PermissionDenied if it may not be read.
+    Raises NotTraceable, saying why, if its Go version isn't known, or the places can't be told for certain.
     """
-    with Binary.open(path) as binary:
-        table = Pclntab.find(binary)
-        info = read_buildinfo(binary)
-        layout = layout_of(binary, info.version)
-        if layout is None or info.version is None:
-            version = info.version.text if info.version else "its Go version is unknown"
-            raise NotTraceable(f"{path}: {version}: only Go up to 1.{NEWEST_MINOR} is known, and it has no DWARF")
-        data = find_runtime_data(binary, table, Symtab.read(binary), layout)
-        offsets = dict(layout.offsets)
-        if data.alllink_offset is not None:
-            offsets["m.alllink"] = data.alllink_offset
-        unseen = _threads_unseen(data, offsets)
-        return RuntimePlan(
-            path=path,
-            arch=binary.arch.value,
-            go_version=info.version.text,
-            minor=layout.minor,
-            layout_source=layout.source,
-            source=data.source,
-            offsets=offsets,
-            sched_vaddr=data.sched_vaddr,
-            allp_vaddr=data.allp_vaddr,
-            gomaxprocs_vaddr=data.gomaxprocs_vaddr,
-            allgs_vaddr=data.allgs_vaddr,
-            memstats_vaddr=data.memstats_vaddr,
-            gc_controller_vaddr=_with_heap_goal(data, offsets),
-            allm_vaddr=None if unseen else data.allm_vaddr,
-            goroutines_of_threads_unseen=unseen,
-            histograms={_NAMES[field]: vaddr for field, vaddr in data.histograms.items()},
-            buckets=_buckets(path, offsets),
-            underflow_offset=offsets["timeHistogram.underflow"],
-            overflow_offset=offsets.get("timeHistogram.overflow"),
-            code_vaddr=table.text_vaddr,
-        )
+    if layout is None or version is None:
+        text = version.text if version else "its Go version is unknown"
+        raise NotTraceable(f"{binary.path}: {text}: only Go up to 1.{NEWEST_MINOR} is known, and it has no DWARF")
+    data = find_data()
+    offsets = dict(layout.offsets)
+    if data.alllink_offset is not None:
+        offsets["m.alllink"] = data.alllink_offset
+    unseen = _threads_unseen(data, offsets)
+    return RuntimePlan(
+        path=binary.path,
+        arch=binary.arch.value,
+        go_version=version.text,
+        minor=layout.minor,
+        layout_source=layout.source,
+        source=data.source,
+        offsets=offsets,
+        sched_vaddr=data.sched_vaddr,
+        allp_vaddr=data.allp_vaddr,
+        gomaxprocs_vaddr=data.gomaxprocs_vaddr,
+        allgs_vaddr=data.allgs_vaddr,
+        memstats_vaddr=data.memstats_vaddr,
+        gc_controller_vaddr=_with_heap_goal(data, offsets),
+        allm_vaddr=None if unseen else data.allm_vaddr,
+        goroutines_of_threads_unseen=unseen,
+        histograms={_NAMES[field]: vaddr for field, vaddr in data.histograms.items()},
+        buckets=_buckets(binary.path, offsets),
+        underflow_offset=offsets["timeHistogram.underflow"],
+        overflow_offset=offsets.get("timeHistogram.overflow"),
+        code_vaddr=table.text_vaddr,
+    )
 
 
 def _threads_unseen(data: RuntimeData, offsets: Mapping[str, int]) -> str:

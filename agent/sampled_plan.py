@@ -7,7 +7,7 @@ and where that goroutine had stopped, which is the cause of its wake. Made for :
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from schedtrace.abi import STOP_LIMIT, Duration, StopPlace
@@ -18,9 +18,8 @@ from schedtrace.symbols.durations import Stop, find_record, find_stops
 from schedtrace.symbols.function import Function
 from schedtrace.symbols.layout import Layout
 from schedtrace.symbols.pclntab import Pclntab
-from schedtrace.symbols.runtime_data import PAUSES, TIME_TO_RUN, find_runtime_data
+from schedtrace.symbols.runtime_data import PAUSES, TIME_TO_RUN, RuntimeData
 from schedtrace.symbols.status import StatusWrites
-from schedtrace.symbols.symtab import Symtab
 from schedtrace.transitions import OWN_SWAPS, RUNNING, SYSCALLS
 
 DURATIONS: Mapping[str, Duration] = {
@@ -64,16 +63,17 @@ class SampledPlan:
 
 
 def make_sampled_plan(
-    binary: Binary, table: Pclntab, symtab: Symtab | None, layout: Layout | None, writes: StatusWrites
+    binary: Binary, table: Pclntab, layout: Layout | None, writes: StatusWrites, find_data: Callable[[], RuntimeData]
 ) -> SampledPlan:
-    """Raises NotTraceable, saying why, if the level isn't possible for that binary."""
+    """``find_data`` is asked if the layout is known. Raises NotTraceable, saying why, if the level isn't possible for
+    that binary."""
     if layout is None:
         raise NotTraceable(f"{binary.path}: the runtime's structs are not known")
     if "timeHistogram.overflow" not in layout.offsets:
         raise NotTraceable(f"{binary.path}: up to Go 1.19 the compiler copies what would be probed into its callers")
     if missing := [field for field in _NEEDED if field not in layout.offsets]:
         raise NotTraceable(f"{binary.path}: the layout of {layout.toolchain} has no {missing[0]}")
-    data = find_runtime_data(binary, table, symtab, layout)
+    data = find_data()
     record, sound = find_record(binary, table, data, layout, _runners(writes))
     site = cheapest_site(binary, record, 2, goroutine=True)
     if site is None:

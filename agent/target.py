@@ -14,7 +14,7 @@ from schedtrace.errors import AttachFailed
 from schedtrace.plan import ProbePlan
 from schedtrace.procfs import Process
 from schedtrace.reasons import running_reasons, target_record
-from schedtrace.runtime_plan import GOROUTINE_OF_THREAD, RuntimePlan
+from schedtrace.runtime_plan import GOROUTINE_OF_THREAD
 from schedtrace.session import ProbeSite, Session
 
 _STALE_REASONS_UNTIL = 19  # Go 1.19
@@ -80,17 +80,16 @@ def stops_of(plan: ProbePlan) -> set[abi.Duration]:
     return set(plan.sampled.histograms) - {abi.Duration.RUN} if plan.sampled else set()
 
 
-def process_of(
-    process: Process, runtime: RuntimePlan | None, reasons: Sequence[str], load_bias: int, *, by_function: bool
-) -> abi.Process:
-    """The BPF side's record of a process whose threads are watched. ``runtime``: where its list of threads is, if that
-    is known; ``reasons``: names of wait reasons by number. ``by_function``: whether also to count by start function."""
-    if runtime is None or runtime.allm_vaddr is None:
+def process_of(process: Process, plan: ProbePlan, load_bias: int, *, by_function: bool) -> abi.Process:
+    """The BPF side's record of a process whose threads are watched: which goroutine one runs can be told if the plan
+    says where the list of threads is. ``by_function``: whether also to count by start function."""
+    runtime = plan.runtime
+    if isinstance(runtime, str) or runtime.allm_vaddr is None:
         return abi.Process()
     device = os.stat("/proc/self/ns/pid").st_dev  # noqa: PTH116 (of all namespaces)
     record = abi.Process(
         allm=load_bias + runtime.allm_vaddr,
-        running_reasons=_ANY_REASON if runtime.minor <= _STALE_REASONS_UNTIL else running_reasons(reasons),
+        running_reasons=_ANY_REASON if runtime.minor <= _STALE_REASONS_UNTIL else running_reasons(reasons_of(plan)),
         pid_namespace=process.namespaces.pid,
         pid_namespace_device=os.major(device) << 20 | os.minor(device),
         by_function=by_function,

@@ -10,7 +10,7 @@ from schedtrace.compilation import Compilation
 from schedtrace.join import ThreadCounts
 from schedtrace.plan import FunctionNames, make_plan
 from schedtrace.procfs import Process, open_process
-from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
+from schedtrace.runtime_plan import RuntimePlan
 from schedtrace.session import Session
 
 
@@ -45,11 +45,12 @@ def watched_threads(
         stack.callback(os.close, executable_fd)
         session = stack.enter_context(Session(Compilation(), ()))
         path = f"/proc/self/fd/{executable_fd}"
-        plan, runtime = make_plan(path), make_runtime_plan(path)
+        plan = make_plan(path)
+        assert not isinstance(plan.runtime, str)
         names, bias = FunctionNames(path), process.load_bias()
         stack.callback(names.close)
-        record = target.process_of(process, runtime, target.reasons_of(plan), bias, by_function=True)
-        threads = Threads(session, process, runtime, names, bias)
+        record = target.process_of(process, plan, bias, by_function=True)
+        threads = Threads(session, process, plan.runtime, names, bias)
         change(record, threads)
         session.threads.watch(pid, record)
         yield threads

@@ -22,8 +22,9 @@ from schedtrace.patience import Patience
 from schedtrace.process_memory import Places
 from schedtrace.procfs import Process, open_process
 from schedtrace.runtime_histogram import RuntimeHistogram
-from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
+from schedtrace.runtime_plan import RuntimePlan
 from schedtrace.runtime_state import RuntimeState
+from tests.runtime_plans import make_runtime_plan
 from tests.unit.forms import old_extension, without_sections
 from tests.workload import GOLANG, Facts, Workload, binary
 from tools import pgo, toolchains
@@ -294,7 +295,7 @@ from schedtrace.errors import PermissionDenied
 from schedtrace.passive import PassiveReader
 from schedtrace.runtime_state import RuntimeState
 from schedtrace.procfs import open_process
-from schedtrace.runtime_plan import make_runtime_plan
+from tests.runtime_plans import make_runtime_plan
 with open_process(int(sys.argv[1])) as process:
     reader = PassiveReader(process, make_runtime_plan(process.exe_path), process.load_bias())
     os.setgid(65534), os.setuid(65534)

@@ -9,7 +9,8 @@ import pytest
 from schedtrace.histogram import Histogram
 from schedtrace.passive_level import PassiveLevel
 from schedtrace.procfs import Process, open_process
-from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
+from schedtrace.runtime_plan import RuntimePlan
+from tests.runtime_plans import make_runtime_plan
 from tests.workload import Workload, binary
 
 PLAN = make_runtime_plan(str(binary("introspect")))

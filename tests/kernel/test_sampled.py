@@ -28,12 +28,12 @@ from schedtrace.passive import PassiveReader
 from schedtrace.plan import ProbePlan, make_plan
 from schedtrace.procfs import Process, open_process
 from schedtrace.runtime_histogram import RuntimeHistogram
-from schedtrace.runtime_plan import make_runtime_plan
 from schedtrace.runtime_state import RuntimeState
 from schedtrace.session import Session
 from schedtrace.window import CAUSES, Samples, Window
 from tests import servers
 from tests.command import one_line_error, run
+from tests.runtime_plans import make_runtime_plan
 from tests.workload import GOLANG, Workload, binary
 from tools import pgo, toolchains
 

@@ -25,11 +25,11 @@ from pathlib import Path
 
 from schedtrace.errors import SchedtraceError
 from schedtrace.plan import make_plan
-from schedtrace.runtime_plan import make_runtime_plan
 from schedtrace.symbols.binary import Binary
 from schedtrace.symbols.buildinfo import read_buildinfo
 from schedtrace.symbols.pclntab import Pclntab
 from schedtrace.symbols.symtab import Symtab
+from tests.runtime_plans import make_runtime_plan
 from tests.unit.elfwriter import ARM64, PT_LOAD, go_program
 from tests.unit.forms import built, without_sections
 

@@ -8,13 +8,14 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from schedtrace.errors import NotTraceable
-from schedtrace.runtime_plan import make_runtime_plan
+from schedtrace.plan import make_plan
 from schedtrace.symbols.binary import Binary
 from schedtrace.symbols.buildinfo import GoVersion, read_buildinfo
 from schedtrace.symbols.layout import Layout, layout_of
 from schedtrace.symbols.pclntab import Pclntab
 from schedtrace.symbols.runtime_data import RuntimeData, derivations_of, find_runtime_data
 from schedtrace.symbols.symtab import Symtab
+from tests.runtime_plans import make_runtime_plan
 from tests.unit.forms import FORMS, LANDMARKS, VERSIONS, built, without_sections
 from tools import pgo, toolchains
 
@@ -97,6 +98,7 @@ def test_code_compiled_with_a_profile(version: str) -> None:
 def test_stripped(version: str, tmp_path: Path) -> None:
     path = built("stripped", version)
     plan = make_runtime_plan(str(path))
+    assert make_plan(str(path)).runtime == plan
     assert (plan.source, plan.layout_source, plan.go_version) == ("code", "table", f"go{toolchains.release(version)}")
     assert None not in addresses(from_code(path))
     bare = tmp_path / "bare"
