@@ -110,9 +110,10 @@ def test_time_off_the_cpu_without_probes(strip: bool, tmp_path: Path) -> None:
             )
             unseen = sum(scrape.total("schedtrace_lost_total", OWNER, reason=reason) for reason in UNSEEN)
             assert blocked == woken
-            assert facts["raws"] - unseen <= blocked <= 1.05 * facts["raws"] + 50
+            # Where the machine stands still at the wrong moment, a sleep is over before the thread leaves its CPU.
+            assert 0.99 * facts["raws"] - unseen <= blocked <= 1.05 * facts["raws"] + 50
             slept = scrape.value("schedtrace_goroutine_off_cpu_seconds_sum", OWNER, reason="blocked")
-            assert slept >= 0.002 * (facts["raws"] - unseen)
+            assert slept >= 0.002 * (0.99 * facts["raws"] - unseen)
             assert scrape.value("schedtrace_thread_run_queue_seconds_count", OWNER) >= woken
             assert scrape.total("schedtrace_probe_hits_total", OWNER) == 0
         assert "passive" not in watching.log()

@@ -27,11 +27,12 @@ ATTEMPTS = 5
 SHORT_NS = 20_000_000
 """Reasons with less time than this are not compared one by one."""
 
+SMALL_LOSSES = {"interval_began_before_window", "thread_switch_unseen", "goroutine_of_thread_unknown"}
+
 # Which goroutines work, and what goes on beside them.
 LOADS: dict[str, tuple[str, ...]] = {
     "more Ps than CPUs": ("-procs", "6", "-compute", "8"),
     "busy neighbours": ("-compute", "3"),
-    "CPU limit": ("-procs", "4", "-compute", "6"),
     "collector": ("-procs", "4", "-allocate", "4", "-compute", "2"),
     "blocked in the kernel": ("-procs", "6", "-raw", "3", "-compute", "2"),
     "page faults": ("-procs", "4", "-fault", "2", "-compute", "2"),
@@ -39,19 +40,19 @@ LOADS: dict[str, tuple[str, ...]] = {
 
 
 @contextmanager
-def _beside(load: str) -> Iterator[CpuLimit | None]:
+def _beside(load: str) -> Iterator[None]:
     with ExitStack() as stack:
         if load == "busy neighbours":
             neighbour = stack.enter_context(Workload(binary("spinners"), "-threads", 4, "-duration", "60s"))
             neighbour.go()
-        yield stack.enter_context(CpuLimit(cores=0.5)) if load == "CPU limit" else None
+        yield
 
 
 def _both(program: Path, version: str, load: str) -> tuple[ThreadCounts, OffCpu, Facts]:
     """The same work, as it is counted and as single events tell it."""
     with (
-        _beside(load) as limit,
-        Workload(program, *LOADS[load], "-duration", "1s", limit=limit) as target,
+        _beside(load),
+        Workload(program, *LOADS[load], "-duration", "1s") as target,
         sched_events(program, version) as events,
         watched_threads(target.pid) as threads,
     ):
@@ -86,9 +87,7 @@ def _assert_agree(program: Path, version: str, load: str) -> tuple[ThreadCounts,
         found.append((_differences(counted, expected), expected.uncertain_ns / 1e9, dict(counted.lost)))
         # Where the account itself is uncertain of a tenth, nothing can be compared.
         if not found[-1][0] and sum(expected.ns.values()) > max(0.1e9, 10 * expected.uncertain_ns):
-            assert set(counted.lost) <= {
-                *("interval_began_before_window", "thread_switch_unseen", "goroutine_of_thread_unknown"),
-            }
+            assert set(counted.lost) <= SMALL_LOSSES
             assert counted.lost.get("goroutine_of_thread_unknown", 0) <= 20
             return counted, facts
     pytest.fail(f"seconds counted and expected, uncertain, lost: {found}")
@@ -105,11 +104,37 @@ def test_kinds_of_load(load: str) -> None:
     assert sum(each.run_queue_ns + each.blocked_ns for each in functions.values()) == total_ns
     if load == "blocked in the kernel":
         sleeps = counted.off_cpu["blocked"]
-        seen = facts["raws"] - counted.lost.get("thread_switch_unseen", 0)
+        # Where the machine stands still at the wrong moment, a sleep is over before the thread leaves its CPU.
+        seen = 0.99 * facts["raws"] - counted.lost.get("thread_switch_unseen", 0)
         assert sleeps.count >= seen > 0.95 * facts["raws"]
         assert functions["main.raw"].blocked_ns >= 2e6 * seen
     if load == "page faults":
         assert functions["main.fault"].times > 1000
+
+
+def test_cpu_limit() -> None:
+    """More goroutines that never wait than Ps: every P runs one all the time, on a CPU or off it. (Single events are no
+    account of this: under a CPU limit tracefs lacks switches, and shows threads that leave the CPU twice in turn.) The
+    limit may hold back the word that it is done, by a period of a tenth of a second: hence so long."""
+    with (
+        CpuLimit(cores=0.5) as limit,
+        Workload(binary("offcpu"), "-procs", 4, "-compute", 6, "-duration", "4s", limit=limit) as target,
+        watched_threads(target.pid) as threads,
+    ):
+        began_ns, cpu_before_ns = time.monotonic_ns(), threads.process.cpu_ns()
+        target.run()
+        on_ns = threads.process.cpu_ns() - cpu_before_ns
+        all_ns = 4 * (time.monotonic_ns() - began_ns)
+        threads.stop()
+        counted = threads.counts()
+    assert counted.off_cpu is not None
+    total_ns = sum(histogram.sum_ns for histogram in counted.off_cpu.values())
+    assert total_ns == pytest.approx(all_ns - on_ns, rel=TOLERANCE)
+    assert counted.off_cpu["preempted"].sum_ns > 0.95 * total_ns
+    assert {each.function for each in counted.functions if each.function.startswith("main.")} == {"main.compute"}
+    assert sum(each.run_queue_ns + each.blocked_ns for each in counted.functions) == total_ns
+    assert set(counted.lost) <= SMALL_LOSSES
+    assert counted.lost.get("goroutine_of_thread_unknown", 0) <= 20
 
 
 @pytest.mark.parametrize("strip", [False, True], ids=["symbols", "stripped"])
@@ -132,7 +157,7 @@ def test_in_a_pid_namespace() -> None:
         threads.stop()
         counted = threads.counts()
     assert counted.off_cpu is not None
-    assert facts["raws"] <= counted.off_cpu["blocked"].count + counted.lost.get("thread_switch_unseen", 0)
+    assert 0.99 * facts["raws"] <= counted.off_cpu["blocked"].count + counted.lost.get("thread_switch_unseen", 0)
     assert counted.lost.get("goroutine_of_thread_unknown", 0) <= 20
 
 

@@ -336,13 +336,13 @@ def test_a_stall_is_caught(tmp_path: Path) -> None:
             stopped_ns = time.monotonic_ns()
             os.kill(target.pid, signal.SIGSTOP)
             time.sleep(STALL_SECONDS)
+            goes_on_ns = time.monotonic_ns()
             os.kill(target.pid, signal.SIGCONT)
-            went_on_ns = time.monotonic_ns()
             target.done()
         assert result.recorded
     with Recording.open(result.path) as read:
         assert len(read.triggers) == result.recorded.triggers >= 1
-        trigger = next(one for one in read.triggers if one.time_ns > went_on_ns)
+        trigger = next(one for one in read.triggers if one.time_ns > goes_on_ns)
         assert sum(gap.count for gap in read.gaps) > 1_000
         (window,) = result.replayed()
     assert trigger.waited_ns > condition.latency_ns

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from schedtrace import join, target
+from schedtrace import abi, join, target
 from schedtrace.attach import Watch
 from schedtrace.compilation import Compilation, Sizes
 from schedtrace.plan import make_plan
@@ -63,7 +63,7 @@ def test_the_kernels_share(version: str, neighbours: int) -> None:
     assert truth.times > 5_000
     assert parts.undivided_ns < 0.3 * parts.total_ns
     if neighbours:
-        assert parts.kernel_ns > 0.3 * parts.total_ns
+        assert parts.kernel_ns > 0.1 * parts.total_ns
     assert parts.stopped_ns is None
 
 
@@ -80,7 +80,7 @@ def test_a_sample_is_divided_as_the_whole(neighbours: int) -> None:
         with open(process.exe_path, "rb") as executable:  # noqa: PTH123 (opened as the session wants it)
             session.attach(executable.fileno(), target.sites_of(plan))
         bias = process.load_bias()
-        session.threads.watch(process.pid, target.process_of(process, None, (), bias, by_function=False))
+        session.threads.watch(process.pid, abi.Process())
         session.watch(process.pid, target.record_of(plan, bias), sampler=target.sampler_of(plan, bias))
         workload.run()
         session.unwatch(process.pid)
