@@ -6,12 +6,13 @@ container's is gone between two runs). Then it is shown once more, and dropped.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from schedtrace.series import Labels, SeriesTotals, TargetInfo
+from schedtrace.series import NOTHING, Labels, SeriesTotals, TargetInfo
 
 MOST_NAMES = 100
 """Process names that one container can have accounts for."""
@@ -30,7 +31,7 @@ class Owner:
 class Account:
     """What has been paid in by processes that ended and cgroups that are gone, and who owns it now."""
 
-    totals: SeriesTotals = field(default_factory=SeriesTotals)
+    totals: SeriesTotals = NOTHING
     infos: set[TargetInfo] = field(default_factory=set)
     has_throttling: bool = False
     throttled_ns: int = 0
@@ -91,7 +92,7 @@ class Accounts:
         """The accounts to show, by labels. ``alive``: labels that living processes count into. Accounts that have lost
         their last owner are among them once, and are dropped by the next call."""
         for labels, account in sorted(self._accounts.items()):
-            account.lives = {directory for directory in account.lives if Path(directory).is_dir()}
+            account.lives = {each for each in account.lives if os.path.isdir(each)}  # noqa: PTH112 (hundreds)
             if labels not in alive and not account.lives:
                 if account.shown_last:
                     del self._accounts[labels]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import resource
 import signal
 import sys
@@ -20,6 +19,7 @@ from schedtrace.exporter import Exporter
 from schedtrace.fleet import Fleet
 from schedtrace.governor import Governor, Policy
 from schedtrace.logs import EventLog
+from schedtrace.malloc import bound_memory, give_back_memory
 from schedtrace.node import prepare_node
 from schedtrace.pods import PodIndex
 from schedtrace.procfs import running_pids
@@ -29,9 +29,6 @@ from schedtrace.session import Session
 from schedtrace.tls import TlsFiles
 from schedtrace.web import Address, MetricsServer
 from schedtrace.window import PASSIVE_LEVEL
-
-_LIBC = ctypes.CDLL(None)
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # malloc.h
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ def run(options: Options) -> None:
         signal.signal(number, on_signal)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    _bound_memory()
+    bound_memory()
     _raise_file_limit()
     selection = Selection.parse(options.select)
     events = EventLog(sys.stderr, as_json=options.log_json)
@@ -82,7 +79,7 @@ def run(options: Options) -> None:
         binaries.look_ahead(running_pids())  # while the compiler works
         compilation = stack.enter_context(Compilation(sizes, all_programs(), process_events=True))
         session = stack.enter_context(Session(compilation, all_programs()))
-        _LIBC.malloc_trim(0)  # the compiler in this process has left 15 MB of free memory behind
+        give_back_memory()  # the compiler in this process has left 15 MB of it
         governor = None
         if options.max_overhead is not None and options.level != PASSIVE_LEVEL:
             governor = Governor(Policy(options.max_overhead))
@@ -103,14 +100,6 @@ def run(options: Options) -> None:
             server.close()
             fleet.close()
             events.info("stopped", "taking the probes out")
-
-
-def _bound_memory() -> None:
-    """Have large buffers go back to the kernel at once, and threads not keep memory each for itself: else what one
-    scrape needs for a moment stays for good."""
-    if hasattr(_LIBC, "mallopt"):  # glibc
-        _LIBC.mallopt(_M_MMAP_THRESHOLD, 1 << 18)
-        _LIBC.mallopt(_M_ARENA_MAX, 1)
 
 
 def _raise_file_limit() -> None:

@@ -64,21 +64,26 @@ class Binaries:
         """Is it certain, without a look at the file, that it has no Go in it?"""
         return self._known.get(key, True) is None
 
-    def look_ahead(self, pids: Iterable[int]) -> None:
+    def look_ahead(self, pids: Iterable[int]) -> bool:
         """Have the executables of these processes read meanwhile, as many as the readers take: :meth:`look` will ask
-        for them soon."""
+        for them soon. Returns whether there are any to read."""
+        reading = False
         for pid in pids:
             with suppress(OSError):  # whoever looks will say what is wrong with it
                 path = f"/proc/{pid}/exe"
                 key = file_key(os.stat(path))  # noqa: PTH116
-                if key in self._known or self._asked(key):
+                if key in self._known:
+                    continue
+                reading = True
+                if self._asked(key):
                     continue
                 executable_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     if not self._ask(file_key(os.fstat(executable_fd)), executable_fd):
-                        return
+                        return True
                 finally:
                     os.close(executable_fd)
+        return reading
 
     def look(self, executable_fd: int) -> GoBinary | None:
         """The Go binary open at ``executable_fd``; None if it isn't one. Raises PermissionDenied."""

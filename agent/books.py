@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from schedtrace import target
@@ -19,7 +19,8 @@ from schedtrace.errors import SchedtraceError
 from schedtrace.governor import Governor
 from schedtrace.passive_level import PassiveLevel
 from schedtrace.procfs import Process
-from schedtrace.series import Labels, Series, SeriesTotals, WatchedProcess
+from schedtrace.runtime_state import RuntimeTotals
+from schedtrace.series import NOTHING, Labels, Series, SeriesTotals, WatchedProcess
 from schedtrace.session import Session, Snapshot
 from schedtrace.target import Bill
 from schedtrace.thread_watch import ThreadSnapshot
@@ -51,8 +52,10 @@ class Watched:
     """Switches at which that was too dear."""
     decided_at: tuple[int, int] | None = None
     """CPU time it had used and switches there had been when that was decided."""
-    paid: SeriesTotals = field(default_factory=SeriesTotals)
+    paid: SeriesTotals = NOTHING
     """What it did in windows that have ended, which is in its account."""
+    seen: tuple[ThreadSnapshot, RuntimeTotals | None, SeriesTotals] | None = None
+    """What was last counted without windows, and what that comes to."""
 
 
 class Books:
@@ -71,9 +74,15 @@ class Books:
 
     def totals(self, watched: Watched, threads: ThreadSnapshot, snapshot: Snapshot | None) -> SeriesTotals:
         """All that a process did that isn't in its account yet. ``snapshot``: None outside of windows."""
-        own = self._of_threads(watched, threads)
-        own += SeriesTotals(runtime=self._passive.totals(watched.process.pid))
+        own = self._without_windows(watched, threads)
         return own + self.counted(watched, snapshot) if snapshot else own
+
+    def _without_windows(self, watched: Watched, threads: ThreadSnapshot) -> SeriesTotals:
+        """The same object as last time where nothing has been counted since: most processes are idle at most times."""
+        runtime, seen = self._passive.totals(watched.process.pid), watched.seen
+        if seen is None or seen[0] is not threads or seen[1] is not runtime:
+            seen = watched.seen = threads, runtime, replace(self._of_threads(watched, threads), runtime=runtime)
+        return seen[2]
 
     def counted(self, watched: Watched, snapshot: Snapshot) -> SeriesTotals:
         """What it did in the window that it is in, or was in last."""
@@ -124,7 +133,7 @@ class Books:
 
     def series(self, processes: Collection[Watched]) -> tuple[Series, ...]:
         """Of all labels that there are, for a scrape."""
-        snapshots, threads = self._session.snapshots(), self._session.threads.snapshots()
+        snapshots, threads = self._snapshots(processes), self._session.threads.snapshots()
         living: dict[Labels, list[Watched]] = {}
         for watched in processes:
             if watched.labels:
@@ -153,7 +162,7 @@ class Books:
 
     def processes(self, processes: Collection[Watched]) -> tuple[WatchedProcess, ...]:
         """What is done with each process, by PID."""
-        snapshots, threads = self._session.snapshots(), self._session.threads.snapshots()
+        snapshots, threads = self._snapshots(processes), self._session.threads.snapshots()
         found = []
         for watched in sorted(processes, key=lambda each: each.process.pid):
             pid = watched.process.pid
@@ -163,6 +172,9 @@ class Books:
             budget_ns = self._governor.tokens_ns(pid) if self._governor else None
             found.append(WatchedProcess(pid, watched.process.name, level, totals, budget_ns))
         return tuple(found)
+
+    def _snapshots(self, processes: Collection[Watched]) -> dict[int, Snapshot]:
+        return self._session.snapshots(watched.process.pid for watched in processes)
 
 
 def _throttled_ns(directory: str) -> int | None:

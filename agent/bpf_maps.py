@@ -17,6 +17,7 @@ from schedtrace.errors import AttachFailed
 Array = np.ndarray[Any, Any]
 
 _CHUNK = 1 << 14
+_SLOTS = 32
 _ANY, _NO_EXIST = ctypes.c_ulonglong(0), ctypes.c_ulonglong(1)  # flags of bpf_map_update_elem
 # Made once: numpy takes 0.1 ms for it.
 _STATS = {
@@ -60,13 +61,31 @@ class MapReader:
     def stats(self, slot: int, table: str = "stats") -> Any:
         """What was counted under a slot, summed over CPUs (maxima are maxima): a record of :class:`abi.TargetStats`, of
         :class:`abi.SampleStats` from the table "samples", or of :class:`abi.ThreadStats` from "thread_stats"."""
-        per_cpu = self.per_cpu(table, slot, _STATS[table])
-        summed = per_cpu.view(np.uint64).reshape(len(per_cpu), -1).sum(axis=0).view(per_cpu.dtype)[0]
-        for histograms in _HISTOGRAMS[table]:
-            summed[histograms]["max_ns"] = per_cpu[histograms]["max_ns"].max(axis=0)
-        if table == "stats":
-            summed["cgroup_id"] = per_cpu["cgroup_id"].max()
-        return summed
+        return _summed(table, self.per_cpu(table, slot, _STATS[table])[np.newaxis])[0]
+
+    def stats_of_all(self, slots: int, table: str) -> Array:
+        """:meth:`stats` of the first ``slots`` slots, in chunks: an array of records."""
+        found = [np.zeros(0, _STATS[table])]
+        for first in range(0, slots, _SLOTS):
+            count = min(_SLOTS, slots - first)
+            found.append(_summed(table, self._per_cpu_of_some(table, first, count, _STATS[table])))
+        return np.concatenate(found)
+
+    def _per_cpu_of_some(self, table: str, first: int, count: int, dtype: Any) -> Array:
+        """Entries of a per-CPU array, from ``first`` on: an array of (count, CPUs)."""
+        keys, values = np.zeros(count, np.uint32), np.zeros((count, self._cpus), dtype)
+        before, last, read = ctypes.c_uint32(first - 1), ctypes.c_uint32(0), ctypes.c_uint32(count)
+        failed = self._lib.bpf_lookup_batch(
+            self.descriptor(table),
+            ctypes.byref(before) if first else None,
+            ctypes.byref(last),
+            _pointer(keys),
+            _pointer(values),
+            ctypes.byref(read),
+        )
+        if failed and ctypes.get_errno() != errno.ENOENT:  # the end; before Linux 5.13 this can't be done
+            return np.stack([self.per_cpu(table, index, dtype) for index in range(first, first + count)])
+        return values
 
     def zero_stats(self, slot: int, table: str = "stats") -> None:
         """Make a slot new."""
@@ -148,6 +167,17 @@ class MapReader:
             one = np.array([key], keys.dtype)
             if self._lib.bpf_delete_elem(self.descriptor(table), _pointer(one)) and ctypes.get_errno() != errno.ENOENT:
                 raise _refused("delete from", table)
+
+
+def _summed(table: str, per_cpu: Array) -> Array:
+    """Of an array of (slots, CPUs) the sums over CPUs; maxima are maxima."""
+    slots, cpus = per_cpu.shape
+    summed: Array = per_cpu.view(np.uint64).reshape(slots, cpus, -1).sum(axis=1).view(per_cpu.dtype)[:, 0]
+    for histograms in _HISTOGRAMS[table]:
+        summed[histograms]["max_ns"] = per_cpu[histograms]["max_ns"].max(axis=1)
+    if table == "stats":
+        summed["cgroup_id"] = per_cpu["cgroup_id"].max(axis=1)
+    return summed
 
 
 def possible_cpus() -> int:

@@ -337,8 +337,9 @@ def read_quota_cores(directory: str, hierarchy: str) -> float | None:
     if hierarchy == UNIFIED:
         quota, _, period = (_read(directory, "cpu.max") or "max").partition(" ")
         return None if quota == "max" else int(quota) / int(period)
-    quota, period = (_read(directory, f"cpu.cfs_{name}_us") or "-1" for name in ("quota", "period"))
-    return None if int(quota) < 0 or int(period) <= 0 else int(quota) / int(period)
+    quota_us = int(_read(directory, "cpu.cfs_quota_us") or -1)
+    period_us = int(_read(directory, "cpu.cfs_period_us") or -1) if quota_us >= 0 else -1
+    return quota_us / period_us if period_us > 0 else None
 
 
 def read_cpu_stat(directory: str) -> CpuStat | None:

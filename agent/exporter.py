@@ -1,7 +1,7 @@
 """What the agent exports to Prometheus: a collector for prometheus_client over a callable that looks at the node.
 
-Every look gives totals since the agent began; nothing is kept from one scrape to the next but which series fitted under
-the limit.
+Every look gives totals since the agent began. From one scrape to the next is kept what was shown: that goes first under
+the limit, and its text is used again where nothing has changed.
 """
 
 from __future__ import annotations
@@ -9,30 +9,29 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
+from itertools import chain
 
 from prometheus_client.core import Metric
 
 from schedtrace import exposition
-from schedtrace.exposition import LINES_OF_A_HISTOGRAM, Family
+from schedtrace.exposition import Family, Row
 from schedtrace.histogram import Histogram
-from schedtrace.metrics import OF_SERIES
+from schedtrace.metrics import OF_NODE, OF_SERIES
 from schedtrace.runtime_state import PROCESSOR_STATES, RuntimeState, RuntimeTotals
 from schedtrace.series import Labels, NodeView, Series, SeriesTotals
 
 DEFAULT_MAX_SERIES = 60_000
 """A pod has 100 to 400 series, so this holds the pods of a full node (the kubelet's default is at most 110)."""
 
-_LABELS = ("namespace", "pod", "container", "process")
 _NS = 1e9
 # By the first part of the names in RuntimeState.stop_the_world.
 _STOPS = {
     "stopped": "schedtrace_runtime_stop_the_world_seconds",
     "stopping": "schedtrace_runtime_stopping_seconds",
 }
-_Row = tuple[tuple[str, ...], float | Histogram]
 
 
 class Exporter:
@@ -54,81 +53,90 @@ class Exporter:
         self._look = look
         self._max_series = max_series
         self._build = {"version": version("schedtrace"), "python": platform.python_version(), **(build or {})}
-        self._kept: frozenset[Labels] = frozenset()
+        build_info = Family("schedtrace_build_info", "info", "This agent.", tuple(self._build))
+        self._families = (*OF_SERIES, *OF_NODE, build_info)
+        self._shown: dict[Labels, _Shown] = {}
         self._left_out_total = 0
         self.left_out = 0
         """Sets of labels that didn't fit at the last scrape."""
 
     def describe(self) -> Iterable[Metric]:
         """All families without samples; the registry asks for this to know the names."""
-        return [exposition.metric(replace(family, rows=[])) for family in self._families(NodeView((), {}, {}), ())]
+        return [exposition.metric(family, ()) for family in self._families]
 
     def collect(self) -> Iterable[Metric]:
         """The families of one scrape. Raises what ``look`` raises."""
-        return [exposition.metric(family) for family in self._scrape()]
+        shown, rows = self._scrape()
+        return [
+            exposition.metric(family, [*chain(*(one.rows.get(family.name, ()) for one in shown)), *rows[family.name]])
+            for family in self._families
+        ]
 
     def text(self, *, openmetrics: bool) -> bytes:
         """What prometheus_client makes of :meth:`collect`, much sooner. Raises what ``look`` raises."""
-        return exposition.text(self._scrape(), openmetrics=openmetrics)
+        shown, rows = self._scrape()
+        parts = []
+        for family in self._families:
+            parts.append(exposition.head(family, openmetrics=openmetrics))
+            parts += [one.lines[family.name] for one in shown if family.name in one.lines]
+            parts.append(exposition.lines(family, rows[family.name]))
+        if openmetrics:
+            parts.append(exposition.END_OF_OPENMETRICS)
+        return b"".join(parts)
 
-    def _scrape(self) -> list[Family]:
+    def _scrape(self) -> tuple[list[_Shown], Mapping[str, list[Row]]]:
+        """What is shown of series, by labels, and what belongs to no series, by family."""
         view = self._look()
-        return self._families(view, self._fitting(view.series))
+        self._fit(view.series)
+        rows: dict[str, list[Row]] = {family.name: [] for family in self._families}
+        rows["schedtrace_lost_total"] = [(("", "", "", "", reason), n) for reason, n in sorted(view.lost.items())]
+        failures = sorted(view.attach_failures.items())
+        rows["schedtrace_attach_failures_total"] = [((reason,), n) for reason, n in failures]
+        rows["schedtrace_governor_windows_total"] = [*sorted(view.windows.items())]
+        rows["schedtrace_series_left_out_total"] = [((), self._left_out_total)]
+        rows["schedtrace_build_info"] = [(tuple(self._build.values()), 1)]
+        return [self._shown[labels] for labels in sorted(self._shown)], rows
 
-    def _fitting(self, series: Iterable[Series]) -> list[tuple[Labels, list[_Value]]]:
-        """Labels and all values of those that fit."""
-        fitting = []
+    def _fit(self, series: Iterable[Series]) -> None:
+        """Show of these what fits."""
+        before, self._shown = self._shown, {}
         left, self.left_out = self._max_series, 0
-        for each in sorted(series, key=lambda one: (one.labels not in self._kept, one.labels)):
-            values = list(_values(each))
-            samples = _samples(values)
-            if samples <= left:
-                left -= samples
-                fitting.append((each.labels, values))
+        for each in sorted(series, key=lambda one: (one.labels not in before, one.labels)):
+            shown = before.pop(each.labels, None)  # so that not all of them are there twice
+            if shown is None or shown.series != each:
+                shown = _Shown.of(each, shown)
+            if shown.samples <= left:
+                left -= shown.samples
+                self._shown[each.labels] = shown
             else:
                 self.left_out += 1
-                self._left_out_total += samples
-        self._kept = frozenset(labels for labels, _ in fitting)
-        return sorted(fitting, key=lambda one: one[0])
+                self._left_out_total += shown.samples
 
-    def _families(self, view: NodeView, series: Iterable[tuple[Labels, list[_Value]]]) -> list[Family]:
-        rows: dict[str, list[_Row]] = {name: [] for name, *_ in OF_SERIES}
-        for labels, values in series:
-            base = tuple(map(_printable, (labels.namespace, labels.pod, labels.container, labels.process)))
-            for name, own, value in values:
-                rows[name].append(((*base, *map(_printable, own)), value))
-        rows["schedtrace_lost_total"] += [(("", "", "", "", reason), n) for reason, n in sorted(view.lost.items())]
-        return [
-            *(Family(name, kind, text, _LABELS + own, rows[name]) for name, kind, own, text in OF_SERIES),
-            Family(
-                "schedtrace_attach_failures_total",
-                "counter",
-                "Processes that could not be watched, by reason.",
-                ("reason",),
-                [((reason,), n) for reason, n in sorted(view.attach_failures.items())],
-            ),
-            Family(
-                "schedtrace_governor_windows_total",
-                "counter",
-                "Windows in which processes were watched, by how they ended; no_budget: none for minutes, too dear.",
-                ("level", "end"),
-                [(labels, n) for labels, n in sorted(view.windows.items())],
-            ),
-            Family(
-                "schedtrace_series_left_out_total",
-                "counter",
-                "Series left out because there were more than --max-series, added up over scrapes.",
-                (),
-                [((), self._left_out_total)],
-            ),
-            Family(
-                "schedtrace_build_info",
-                "info",
-                "This agent.",
-                tuple(self._build),
-                [(tuple(self._build.values()), 1)],
-            ),
-        ]
+
+@dataclass(frozen=True)
+class _Shown:
+    """One set of labels, with its samples as rows and as text, by family: kept, since little changes between two
+    scrapes."""
+
+    series: Series
+    samples: int
+    rows: Mapping[str, list[Row]]
+    lines: Mapping[str, bytes]
+
+    @classmethod
+    def of(cls, series: Series, before: _Shown | None) -> _Shown:
+        """``before``: the same labels at the last scrape."""
+        labels = series.labels
+        base = tuple(map(_printable, (labels.namespace, labels.pod, labels.container, labels.process)))
+        rows: dict[str, list[Row]] = {}
+        for name, own, value in _values(series):
+            rows.setdefault(name, []).append(((*base, *map(_printable, own)), value))
+        lines = {}
+        for family in OF_SERIES:
+            if own_rows := rows.get(family.name):
+                same = before if before and before.rows.get(family.name) == own_rows else None
+                lines[family.name] = same.lines[family.name] if same else exposition.lines(family, own_rows)
+        return cls(series, sum(map(exposition.samples, rows.values())), rows, lines)
 
 
 _Value = tuple[str, tuple[str, ...], float | Histogram]
@@ -208,11 +216,6 @@ def _runtime_gauges(runtimes: Sequence[RuntimeState]) -> Iterator[_Value]:
     idle = sum(runtime.idle_threads for runtime in runtimes)
     yield "schedtrace_runtime_threads", ("idle",), idle
     yield "schedtrace_runtime_threads", ("other",), sum(runtime.threads for runtime in runtimes) - idle
-
-
-def _samples(values: Sequence[_Value]) -> int:
-    histograms = sum(isinstance(value, Histogram) for _, _, value in values)
-    return LINES_OF_A_HISTOGRAM * histograms + len(values) - histograms
 
 
 @lru_cache(maxsize=1 << 12)

@@ -31,6 +31,7 @@ from schedtrace.cgroups import Membership, container_of, read_membership, read_m
 from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
 from schedtrace.governor import Governor, Level
 from schedtrace.logs import EventLog
+from schedtrace.malloc import give_back_memory
 from schedtrace.passive_level import PassiveLevel
 from schedtrace.plan import ProbePlan
 from schedtrace.pods import PodIndex
@@ -122,10 +123,12 @@ class Fleet:
         """Watch until ``stop`` is set. Sets :attr:`ready` once what ran at the start is watched."""
         next_scan = next_tick = next_names = next_moves = next_switches = 0.0
         while not stop.is_set():
-            if monotonic() >= next_scan:
+            if scanned := monotonic() >= next_scan:
                 self._executed.extend(running_pids())
                 next_scan = monotonic() + _SCAN_SECONDS
             self._consider_executed(stop)
+            if scanned:
+                give_back_memory()  # to read many executables takes 5 MB
             self.ready.set()
             ready = self._poll.poll(_NAMES_SECONDS if self._unnamed else _TICK_SECONDS)
             self._bury([self._exits[descriptor] for descriptor, _ in ready if descriptor in self._exits])
@@ -153,8 +156,8 @@ class Fleet:
         ahead = 0
         while self._executed and not stop.is_set():
             if not ahead and len(self._executed) > 1:
-                self._binaries.look_ahead(islice(self._executed, _AHEAD))
-                ahead = _AHEAD // 8
+                reading = self._binaries.look_ahead(islice(self._executed, _AHEAD))
+                ahead = _AHEAD // 8 if reading else _AHEAD
             ahead = max(ahead - 1, 0)
             self._consider(self._executed.popleft())
 

@@ -95,6 +95,8 @@ def total(histograms: Sequence[Histogram]) -> Histogram:
     return result
 
 
-def add_histograms(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> dict[str, Histogram]:
+def add_histograms(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Mapping[str, Histogram]:
     """The sums by key; what is missing is empty."""
+    if not a or not b:  # as at most times
+        return a or b
     return {key: a.get(key, Histogram()) + b.get(key, Histogram()) for key in {**a, **b}}

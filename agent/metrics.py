@@ -1,8 +1,9 @@
-"""The metrics that there are of each set of labels. Pure."""
+"""The metrics that there are. Pure."""
 
-from schedtrace.exposition import Kind
+from schedtrace.exposition import Family, Kind
 
-OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
+LABELS = ("namespace", "pod", "container", "process")
+_OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
     (
         "schedtrace_goroutine_sched_latency_seconds",
         "histogram",
@@ -151,3 +152,27 @@ OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
     ),
 )
 """Name, kind, labels besides those of the series, help."""
+
+OF_SERIES = tuple(Family(name, kind, text, LABELS + own) for name, kind, own, text in _OF_SERIES)
+"""Of each set of labels."""
+
+OF_NODE = (
+    Family(
+        "schedtrace_attach_failures_total",
+        "counter",
+        "Processes that could not be watched, by reason.",
+        ("reason",),
+    ),
+    Family(
+        "schedtrace_governor_windows_total",
+        "counter",
+        "Windows in which processes were watched, by how they ended; no_budget: none for minutes, too dear.",
+        ("level", "end"),
+    ),
+    Family(
+        "schedtrace_series_left_out_total",
+        "counter",
+        "Series left out because there were more than --max-series, added up over scrapes.",
+        (),
+    ),
+)

@@ -26,18 +26,19 @@ class _Target:
     before: RuntimeTotals | None
     """What was counted before it was dropped and watched again."""
     state: RuntimeState | None = None
+    totals: RuntimeTotals | None = None
+    """Since it has been watched, this time."""
     current: bool = False
     failures: int = 0
     in_use: bool = False
     """The reading thread has it, or is left behind with it."""
 
-    @property
-    def totals(self) -> RuntimeTotals | None:
-        """Since it has been watched, this time."""
-        if self.state is None:
-            return None
-        counted = RuntimeTotals.of(self.state)
-        return counted.since(self.before) if self.before else counted
+    def take(self, state: RuntimeState) -> None:
+        """This was read now. What it comes to remains the same object while it is the same."""
+        if state is not self.state:
+            counted = RuntimeTotals.of(state)
+            self.totals = counted.since(self.before) if self.before else counted
+        self.state, self.current, self.failures = state, True, 0
 
 
 class PassiveLevel:
@@ -115,7 +116,7 @@ class PassiveLevel:
                     if target.failures == _MOST_FAILURES:
                         refusals.append((pid, str(result)))
                 elif result is not None:
-                    target.state, target.current, target.failures = result, True, 0
+                    target.take(result)
             for target in [target for target in self._leaving if target not in self._patience.hanging]:
                 self._leaving.remove(target)
                 target.process.close()

@@ -58,6 +58,8 @@ class SeriesTotals:
     """What Go runtimes have counted themselves, since the processes began; None where they can't be read."""
 
     def __add__(self, other: SeriesTotals) -> SeriesTotals:
+        if self is NOTHING:
+            return other
         return SeriesTotals(
             transitions=_add(self.transitions, other.transitions),
             sched_latency=add_histograms(self.sched_latency, other.sched_latency),
@@ -73,6 +75,9 @@ class SeriesTotals:
             delay_ns=_add(self.delay_ns, other.delay_ns),
             runtime=_add_if_any(self.runtime, other.runtime),
         )
+
+
+NOTHING = SeriesTotals()
 
 
 @dataclass(frozen=True, order=True)
@@ -128,7 +133,9 @@ class NodeView:
     """How many windows the governor has ended, or could not open, by level and by how."""
 
 
-def _add(a: Mapping[_Key, int], b: Mapping[_Key, int]) -> dict[_Key, int]:
+def _add(a: Mapping[_Key, int], b: Mapping[_Key, int]) -> Mapping[_Key, int]:
+    if not a or not b:  # as at most times
+        return a or b
     return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
 
 

@@ -327,11 +327,14 @@ class Session:
     def _samples_of(self, pid: int) -> Any:
         return self._maps.stats(self._targets[pid], "samples") if pid in self._sampled else None
 
-    def snapshots(self) -> dict[int, Snapshot]:
-        """A snapshot of every target, without functions: one look at the goroutines for all."""
+    def snapshots(self, pids: Iterable[int]) -> dict[int, Snapshot]:
+        """A snapshot of each of these that is a target, without functions: one look at the goroutines for all."""
+        targets = [pid for pid in pids if pid in self._targets]
+        if not targets:
+            return {}
         now_ns = monotonic_ns()
         keys, values = self._goroutines()
-        return self._snapshots(self._targets, now_ns, keys, values)
+        return self._snapshots(targets, now_ns, keys, values)
 
     def _goroutines(self) -> tuple[Array, Array]:
         return self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._sizes.goroutines)

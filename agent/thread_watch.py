@@ -11,7 +11,7 @@ import ctypes
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from schedtrace import abi
@@ -41,7 +41,8 @@ class _Watched:
     slot: int
     record: abi.Process
     goroutines_known: bool
-    unlisted: int = field(default=0)
+    unlisted: int = 0
+    last: ThreadSnapshot | None = None
 
 
 class ThreadWatch:
@@ -89,8 +90,16 @@ class ThreadWatch:
         return self._snapshot(watched, own)
 
     def snapshots(self) -> dict[int, ThreadSnapshot]:
-        """A snapshot of every process, without functions."""
-        return {pid: self._snapshot(watched, {}) for pid, watched in self._watched.items()}
+        """A snapshot of every process, without functions: the same object as last time where it is the same."""
+        slots = max((watched.slot for watched in self._watched.values()), default=-1) + 1
+        stats = self._maps.stats_of_all(slots, "thread_stats")
+        found = {}
+        for pid, watched in self._watched.items():
+            own, last = stats[watched.slot], watched.last
+            if last is None or last.stats.tobytes() != own.tobytes():
+                last = ThreadSnapshot(own.copy(), {}, watched.goroutines_known, watched.unlisted)
+            found[pid] = watched.last = last
+        return found
 
     def _snapshot(self, watched: _Watched, functions: Mapping[int, Any]) -> ThreadSnapshot:
         stats = self._maps.stats(watched.slot, "thread_stats")
