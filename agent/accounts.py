@@ -6,7 +6,6 @@ container's is gone between two runs). Then it is shown once more, and dropped.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -92,13 +91,14 @@ class Accounts:
         """The accounts to show, by labels. ``alive``: labels that living processes count into. Accounts that have lost
         their last owner are among them once, and are dropped by the next call."""
         for labels, account in sorted(self._accounts.items()):
-            account.lives = {each for each in account.lives if os.path.isdir(each)}  # noqa: PTH112 (hundreds)
-            if labels not in alive and not account.lives:
-                if account.shown_last:
-                    del self._accounts[labels]
-                    self._names -= Counter([_container(labels)])  # without those that have none left
-                    continue
-                account.shown_last = True
+            if labels not in alive:
+                account.lives = {directory for directory in account.lives if Path(directory).is_dir()}
+                if not account.lives:
+                    if account.shown_last:
+                        del self._accounts[labels]
+                        self._names -= Counter([_container(labels)])  # without those that have none left
+                        continue
+                    account.shown_last = True
             yield labels, account
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from time import monotonic
 
 from schedtrace import target
 from schedtrace.accounts import Accounts
@@ -30,6 +31,8 @@ from schedtrace.window import PASSIVE_LEVEL
 _MOST_FOR_GOROUTINES, _LEAST_FOR_GOROUTINES = 0.4, 0.3
 """Of a target's budget: if to look for goroutines at switches would take more, that is left out until it would take
 less."""
+_QUOTAS_SECONDS = 60.0
+"""How often to read CPU limits, which hardly ever change."""
 
 
 @dataclass(eq=False)
@@ -71,6 +74,7 @@ class Books:
     ) -> None:
         self._session, self._accounts, self._passive = session, accounts, passive
         self._calibration, self._governor = calibration, governor
+        self._quota_of, self._read_quotas_at = cache(read_quota_cores), 0.0
 
     def totals(self, watched: Watched, threads: ThreadSnapshot, snapshot: Snapshot | None) -> SeriesTotals:
         """All that a process did that isn't in its account yet. ``snapshot``: None outside of windows."""
@@ -138,14 +142,17 @@ class Books:
         for watched in processes:
             if watched.labels:
                 living.setdefault(watched.labels, []).append(watched)
-        series, quota_of = [], cache(read_quota_cores)
+        if monotonic() >= self._read_quotas_at:
+            self._quota_of = cache(read_quota_cores)
+            self._read_quotas_at = monotonic() + _QUOTAS_SECONDS
+        series = []
         for labels, account in self._accounts.for_scrape(living.keys()):
             own, totals = living.get(labels, []), account.totals
             for watched in own:
                 pid = watched.process.pid
                 totals = totals + self.totals(watched, threads[pid], snapshots.get(pid))
             states = (self._passive.state(watched.process.pid) for watched in own)
-            limits = [limit.cores for w in own if (limit := w.membership.cpu_limit(quota_of))]
+            limits = [limit.cores for w in own if (limit := w.membership.cpu_limit(self._quota_of))]
             series.append(
                 Series(
                     labels=labels,

@@ -29,6 +29,7 @@ _LOOPS = 100
 _STEPPED_LOOPS = 20
 _KEPT = 15
 _EVERY_SECONDS = 1.0
+_SELDOM_SECONDS = 15.0
 HITS_PER_LOOP = 3
 _G_SIZE = 4096
 _FREE = 64  # where in a made-up struct nothing else is
@@ -194,9 +195,10 @@ class Calibration:
         self._measured = monotonic()
         self._ratios = {each: cost / first[self._usual] for each, cost in first.items()}
 
-    def measure(self) -> None:
-        """Measure once more, if that was a second ago or longer. Takes half a millisecond of CPU time."""
-        if monotonic() - self._measured >= _EVERY_SECONDS:
+    def measure(self, *, seldom: bool = False) -> None:
+        """Measure once more, if that was a second ago or longer; ``seldom``: a quarter of a minute. Takes half a
+        millisecond of CPU time."""
+        if monotonic() - self._measured >= (_SELDOM_SECONDS if seldom else _EVERY_SECONDS):
             self._measured = monotonic()
             self._recent.append(self._hit_ns(self._usual))
 

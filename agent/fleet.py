@@ -60,6 +60,7 @@ _NAMES_SECONDS = 0.2
 """How often to look for pods' names while some are missing: a process that isn't watched before may live for less."""
 _PATIENCE_SECONDS = 60.0
 """How long a container may go without the link that names its pod, before it goes by its id."""
+_MOST_BYTES = 1 << 16
 _AHEAD = 128
 """Of so many processes in the queue the executables are read ahead."""
 
@@ -101,6 +102,7 @@ class Fleet:
         self._books = Books(session, self._accounts, self._passive, self._calibration, governor)
         self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name
         self._lost = Counter[str]()
+        self._lost_before = 0
         self._failures = Counter[str]()
         self._executed: deque[int] = deque()
         self._poll = select.epoll()
@@ -124,7 +126,7 @@ class Fleet:
         next_scan = next_tick = next_names = next_moves = next_switches = 0.0
         while not stop.is_set():
             if scanned := monotonic() >= next_scan:
-                self._executed.extend(running_pids())
+                self._executed.extend(self._to_look_at())
                 next_scan = monotonic() + _SCAN_SECONDS
             self._consider_executed(stop)
             if scanned:
@@ -151,6 +153,11 @@ class Fleet:
                 next_tick = monotonic() + _TICK_SECONDS
 
     # Births
+
+    def _to_look_at(self) -> list[int]:
+        """All processes; without those that are watched, unless an event was lost that told what they execute now."""
+        lost, self._lost_before = self._lost["process_events"] - self._lost_before, self._lost["process_events"]
+        return [pid for pid in running_pids() if lost or pid not in self._watched]
 
     def _consider_executed(self, stop: threading.Event) -> None:
         ahead = 0
@@ -331,7 +338,7 @@ class Fleet:
     def _govern(self) -> None:
         """Take in what was counted in windows that have ended, and open others."""
         if self._calibration and not self._windows and self._watched:
-            self._calibration.measure()
+            self._calibration.measure(seldom=self._level == PASSIVE_LEVEL)  # only switches of threads are charged then
         if self._windows:
             with self._lock:
                 for pid, snapshot in self._windows.collect().items():
@@ -404,5 +411,8 @@ def _owner(membership: Membership) -> Owner:
 
 
 def _cgroup_text(pid: int) -> bytes:
-    with open(f"/proc/{pid}/cgroup", "rb", buffering=0) as file:  # noqa: PTH123 (every process, every few seconds)
-        return file.read()
+    descriptor = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)  # of every process, every few seconds
+    try:
+        return os.read(descriptor, _MOST_BYTES)
+    finally:
+        os.close(descriptor)

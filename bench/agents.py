@@ -1,5 +1,6 @@
 """``schedtrace agent`` as a process to measure."""
 
+import gzip
 import os
 import signal
 import subprocess
@@ -43,9 +44,12 @@ class MeasuredAgent:
         return next(pid for pid in self.children() if b"probe_keeper" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
     def get(self, path: str) -> str:
-        """The body of an answer. Raises OSError."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
-            return str(answer.read().decode())
+        """The body of an answer, asked for as Prometheus does: compressed. Raises OSError."""
+        url = f"http://127.0.0.1:{self.port}{path}"
+        request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            body = answer.read()
+            return (gzip.decompress(body) if answer.headers["Content-Encoding"] else body).decode()
 
     def stop(self) -> float:
         """SIGTERM; seconds until it has ended. Raises BenchError if it ends otherwise than it should."""
