@@ -39,7 +39,7 @@ class Places:
         if size > _MOST_BYTES:
             raise NotTraceable(f"{size >> 20} MiB to read: more than a Go runtime has to tell")
         self.ranges = tuple(ranges)
-        self._buffer = (ctypes.c_char * size)()
+        self._buffer = ctypes.c_char * size  # made for each reading: thousands of these are kept
         self._remote = (_IoVec * len(ranges))(*(_IoVec(*r) for r in ranges))
         self._ends = [0]
         for _, size in ranges:
@@ -50,7 +50,8 @@ class Places:
 
         Raises OSError: ESRCH if the process has exited, EFAULT if it has no memory there, EPERM without the right to.
         """
-        base = ctypes.addressof(self._buffer)
+        buffer = self._buffer()
+        base = ctypes.addressof(buffer)
         for first in range(0, len(self.ranges), _MOST_PLACES):
             last = min(first + _MOST_PLACES, len(self.ranges))
             start, end = self._ends[first], self._ends[last]
@@ -60,7 +61,7 @@ class Places:
             if done != end - start:
                 number = ctypes.get_errno() if done < 0 else errno.EFAULT
                 raise OSError(number, os.strerror(number))
-        content = bytes(self._buffer)
+        content = bytes(buffer)
         return [content[start:end] for start, end in pairwise(self._ends)]
 
 

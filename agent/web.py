@@ -31,6 +31,7 @@ from prometheus_client.exposition import choose_encoder, gzip_accepted
 from schedtrace.errors import PermissionDenied, SchedtraceError
 from schedtrace.exporter import Exporter
 from schedtrace.logs import EventLog
+from schedtrace.malloc import give_back_memory
 from schedtrace.tls import ServerTls, TlsFiles
 
 MOST_CONNECTIONS = 8
@@ -224,6 +225,7 @@ class _Server(socketserver.TCPServer):
         finally:
             self._forget(number)
             self.shutdown_request(connection.socket)
+            give_back_memory()  # an answer can have megabytes
 
 
 @dataclass(frozen=True)

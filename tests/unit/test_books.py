@@ -52,7 +52,7 @@ class _Node:
         self.threads, self.process = _Threads(), _Process()
         self.governor = Governor(Policy(FRACTION))
         self.governor.add(PID, 0, 0)
-        session = cast(Any, SimpleNamespace(threads=self.threads, snapshots=dict))
+        session = cast(Any, SimpleNamespace(threads=self.threads, snapshots=lambda _pids: {}))
         calibration = cast(Any, SimpleNamespace(costs=lambda _kinds: {True: HIT_NS, False: 12 * HIT_NS}))
         none = cast(Any, None)
         self.books = Books(session, none, none, calibration, self.governor)

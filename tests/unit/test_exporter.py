@@ -4,6 +4,7 @@ import math
 import random
 import subprocess
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -370,3 +371,20 @@ def test_build_info_takes_more_labels() -> None:
     assert sample.labels["bcc"] == "0.26.0"
     assert sample.labels["python"].startswith("3.")
     assert sample.value == 1
+
+
+def test_what_has_changed_is_written_again() -> None:
+    """The text of what hasn't is used again: what comes out is the same as of an exporter that has kept nothing."""
+    others = [series(Labels("shop", f"pod-{n}", "server", "cart"), seed=n) for n in range(3)]
+    views = [
+        (series(seed=1), *others),
+        (series(seed=1), *others),
+        (series(seed=2), *others),
+        (series(seed=2, infos=()), *others[1:]),
+        (series(seed=1), others[0]),
+    ]
+    coming = iter(views)
+    kept = Exporter(lambda: NodeView(next(coming), {}, {}))
+    for view in views:
+        fresh = Exporter(partial(NodeView, view, {}, {}))
+        assert kept.text(openmetrics=False) == fresh.text(openmetrics=False)
