@@ -161,8 +161,8 @@ class _Rows:
         name = texts([json.dumps(SOME_TIME_NAME), json.dumps(THROTTLED_NAME)], throttles["is_seen"].astype(np.int64))
         fields: Sequence[Column] = (
             b'{"ph":"X","name":', name, *self._whole(throttles, FIRST_LIMIT, throttles["begin_ns"]), b',"dur":',
-            *thousandths(throttles["end_ns"] - throttles["begin_ns"]), b',"args":{"periods":', integers(throttles["periods"]), b',"throttled_ns":',
-            integers(throttles["throttled_ns"]), b"}},\n",
+            *thousandths(throttles["end_ns"] - throttles["begin_ns"]), b',"args":{"periods":',
+            integers(throttles["periods"]), b',"throttled_ns":', integers(throttles["throttled_ns"]), b"}},\n",
         )  # fmt: skip
         return lines(len(throttles), fields)
 

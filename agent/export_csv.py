@@ -1,5 +1,5 @@
-"""A recording as CSV: a row for each transition, and for what happened to all of a process. docs/export.md describes the
-columns."""
+"""A recording as CSV: a row for each transition, and for what happened to all of a process. docs/export.md describes
+the columns."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ LONGEST_NAME = 200
 STOP_TRACK, LIMIT_TRACK = "stop the world", "CPU limit"
 THROTTLED_NAME, SOME_TIME_NAME = "throttled", "throttled, some time before"
 """Of spans on that track, and of marks on it where it is not known when that was."""
-_STOPPED = "stopped"
+_NO_REASON = "reason not known"
 Write = Callable[[bytes], object]
 """Takes the next piece of what is exported."""
 _MANY = 1000
@@ -104,7 +104,7 @@ class StopNames:
     """Why the world was stopped, each in words once: ``names``."""
 
     def __init__(self, recording: Recording) -> None:
-        found = {_STOPPED: 0}
+        found = {_NO_REASON: 0}
         self._table = np.zeros((1 << 8, 1 << 8), np.int64)  # by place of the target and reason
         self._slots = np.array(sorted(recording.targets), np.int64)
         for place, slot in enumerate(self._slots.tolist()):

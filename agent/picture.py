@@ -72,6 +72,10 @@ class Held:
             self.sum_ns += int(lengths_ns.sum())
             self.longest_ns = max(self.longest_ns, int(lengths_ns.max()))
 
+    def __add__(self, other: Held) -> Held:
+        longest_ns = max(self.longest_ns, other.longest_ns)
+        return Held(self.count + other.count, self.sum_ns + other.sum_ns, longest_ns)
+
 
 @dataclass
 class Picture:

@@ -57,8 +57,8 @@ def make_stops_plan(
 
 
 def _refuse_copies(binary: Binary, table: Pclntab, functions: Mapping[str, Function]) -> None:
-    """Whoever starts the world calls procresize, as nobody else but schedinit does: a call from elsewhere shows that the
-    compiler has copied startTheWorldWithSema there. One of stopTheWorldWithSema shows in stops without a beginning."""
+    """Whoever starts the world calls procresize, as nobody else but schedinit does: a call from elsewhere shows that
+    startTheWorldWithSema was copied there. Where stopTheWorldWithSema was, stops have no beginning."""
     own = {functions[name].vaddr for name in (_START, "schedinit")}
     for segment in binary.segments:
         if not segment.executable:

@@ -20,7 +20,7 @@ from schedtrace.events import EVENT, Array, EventType, Flag, of_type
 from schedtrace.last_seen import LastSeen
 from schedtrace.lives import NOBODY, Lives, wakers
 from schedtrace.recording import Recording
-from schedtrace.throttles import Throttles
+from schedtrace.throttles import WANTS_CPU_MASK, Throttles
 from schedtrace.window import STATES
 
 UNCERTAIN = int(State.COUNT)
@@ -54,7 +54,6 @@ _SEEN = np.dtype([("time_ns", "<i8"), ("flow", "<u8"), ("tid", "<u4"), ("slot", 
                   ("cause", "u1"), ("reason", "u1")])  # fmt: skip
 _SWITCHED = np.dtype([("time_ns", "<i8"), ("slot", "<u2"), ("cpu", "<u2"), ("type", "u1"), ("prev_state", "<u4")])
 _BLOCK_EVENTS = 1 << 16
-_WANTS_CPU_MASK = 0xFF  # none of these bits of prev_state: it still wants to run
 _EXITED_MASK = 0x10 | 0x20 | 0x80  # EXIT_DEAD, EXIT_ZOMBIE, TASK_DEAD
 
 
@@ -168,8 +167,9 @@ class Timeline:
 
     def _throttles(self) -> Throttles:
         recording = self._recording
-        holes = [(one.since_ns, one.until_ns) for one in (*recording.gaps, *recording.lost)]
-        return Throttles(self.throttled, holes)
+        gaps = [(gap.since_ns, gap.until_ns) for gap in recording.gaps]
+        lost = [(one.since_ns, one.until_ns) for one in recording.lost]
+        return Throttles(self.throttled, gaps + lost)
 
 
 class _Goroutines:
@@ -318,7 +318,7 @@ class _Threads:
         spans = np.zeros(len(tids), THREAD_SPAN)
         spans["tid"], spans["slot"], spans["begin_ns"], spans["is_open"] = tids, last["slot"], last["time_ns"], True
         spans["end_ns"] = np.maximum(ends_ns[last["slot"]], last["time_ns"])
-        wants_cpu = (last["prev_state"] & _WANTS_CPU_MASK) == 0
+        wants_cpu = (last["prev_state"] & WANTS_CPU_MASK) == 0
         spans["state"] = np.where(off, np.where(wants_cpu, RUNNABLE, OFF_CPU), ON_CPU)
         spans["cpu"] = np.where(off, 0, last["cpu"])
         return spans
@@ -364,7 +364,7 @@ def _thread_spans(
 
 
 def _is_blocked(prev_state: Array) -> Array:
-    blocked: Array = ((prev_state & _WANTS_CPU_MASK) != 0) & ((prev_state & _EXITED_MASK) == 0)
+    blocked: Array = ((prev_state & WANTS_CPU_MASK) != 0) & ((prev_state & _EXITED_MASK) == 0)
     return blocked
 
 
