@@ -10,7 +10,7 @@ from schedtrace.abi import REASON_COUNT, WakeCause
 from schedtrace.abi import GoroutineState as State
 from schedtrace.events import Array
 from schedtrace.formatting import printable, short_function
-from schedtrace.join import UNKNOWN_FUNCTION
+from schedtrace.join import NO_STOP_REASON, UNKNOWN_FUNCTION
 from schedtrace.recording import Recording
 from schedtrace.timeline import STATE_COUNT, STATE_NAMES, Timeline
 from schedtrace.window import CAUSES
@@ -19,7 +19,6 @@ LONGEST_NAME = 200
 STOP_TRACK, LIMIT_TRACK = "stop the world", "CPU limit"
 THROTTLED_NAME, SOME_TIME_NAME = "throttled", "throttled, some time before"
 """Of spans on that track, and of marks on it where it is not known when that was."""
-_NO_REASON = "reason not known"
 Write = Callable[[bytes], object]
 """Takes the next piece of what is exported."""
 _MANY = 1000
@@ -104,7 +103,7 @@ class StopNames:
     """Why the world was stopped, each in words once: ``names``."""
 
     def __init__(self, recording: Recording) -> None:
-        found = {_NO_REASON: 0}
+        found = {NO_STOP_REASON: 0}
         self._table = np.zeros((1 << 8, 1 << 8), np.int64)  # by place of the target and reason
         self._slots = np.array(sorted(recording.targets), np.int64)
         for place, slot in enumerate(self._slots.tolist()):
@@ -161,7 +160,7 @@ def _remarks(recording: Recording, timeline: Timeline) -> Iterator[str]:
                 f"{who}: the CPU limit held it back for {throttled.throttled_ns / _NS:.3f} s (summed over CPUs) in "
                 f"{throttled.throttled_periods:,} of {throttled.periods:,} periods"
             )
-        if not recorded.stops_and_limit:
+        if not recorded.limit_watched:
             yield (
                 f"{who}: when the world was stopped, and when a CPU limit held threads back: the schedtrace that made "
                 f"the recording ({recording.header.schedtrace}) did not record it"

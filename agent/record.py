@@ -266,6 +266,7 @@ def compilation(
 
 
 def _about(watched: Watched, of_many: bool) -> RecordedTarget:
+    stops = None if isinstance(watched.plan.stops, str) else watched.plan.stops
     more = ("hits by other processes of the same executable: with several targets they are not counted",)
     return RecordedTarget(
         slot=watched.slot,
@@ -276,8 +277,9 @@ def _about(watched: Watched, of_many: bool) -> RecordedTarget:
         unseen=watched.unseen + (more if of_many else ()),
         waits_divided=True,
         goroutines_of_threads=watched.goroutines_known,
-        stops_and_limit=True,
-        stop_reasons=() if isinstance(watched.plan.stops, str) else watched.plan.stops.reasons,
+        limit_watched=True,
+        stops_seen=stops is not None,
+        stop_reasons=stops.reasons if stops else (),
     )
 
 

@@ -38,7 +38,8 @@ TARGET = recording_frames.RecordedTarget(
     unseen=("system calls",),
     waits_divided=True,
     goroutines_of_threads=True,
-    stops_and_limit=True,
+    limit_watched=True,
+    stops_seen=True,
     stop_reasons=("unknown", "GC mark termination", "read mem stats"),
 )
 END = recording_frames.TargetEnd(
