@@ -1,7 +1,8 @@
 // Stops: stops the world so many times, by garbage collections and by reading memory statistics, and no other time.
 //
 // Prints how often, and what the runtime says of its pauses: by MemStats.PauseTotalNs those for collections and, from
-// Go 1.22 on, by runtime/metrics how long the world was stopped, summed from the middles of the histograms' buckets.
+// Go 1.22 on, by runtime/metrics how long the world was stopped and how long it took to stop it, summed from the middles
+// of the histograms' buckets.
 package main
 
 import (
@@ -14,6 +15,15 @@ import (
 
 	"schedtrace.test/internal/protocol"
 )
+
+const (
+	collectingPauses = "/sched/pauses/total/gc:seconds"
+	otherPauses      = "/sched/pauses/total/other:seconds"
+)
+
+func stoppingSeconds() float64 {
+	return seconds("/sched/pauses/stopping/gc:seconds") + seconds("/sched/pauses/stopping/other:seconds")
+}
 
 // seconds is what a histogram holds, each value as the middle of its bucket; -1 where the runtime has none of that name.
 func seconds(name string) float64 {
@@ -46,7 +56,7 @@ func main() {
 	runtime.GC()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	collecting, other := seconds("/sched/pauses/total/gc:seconds"), seconds("/sched/pauses/total/other:seconds")
+	collecting, other, stopping := seconds(collectingPauses), seconds(otherPauses), stoppingSeconds()
 
 	protocol.Ready(protocol.Facts{})
 	for i := 0; i < *collections; i++ {
@@ -62,7 +72,8 @@ func main() {
 		"collections":        *collections,
 		"readings":           *readings,
 		"pause_total_ns":     after.PauseTotalNs - before.PauseTotalNs,
-		"collecting_seconds": seconds("/sched/pauses/total/gc:seconds") - collecting,
-		"other_seconds":      seconds("/sched/pauses/total/other:seconds") - other,
+		"collecting_seconds": seconds(collectingPauses) - collecting,
+		"other_seconds":      seconds(otherPauses) - other,
+		"stopping_seconds":   stoppingSeconds() - stopping,
 	})
 }
