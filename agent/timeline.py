@@ -98,11 +98,12 @@ class Timeline:
         for events in self._chunks():
             moves, _ = lives.follow(events)
             stopped.update(np.unique(of_type(events, EventType.STOP)["slot"]).tolist())
-            throttled.update(np.unique(of_type(events, EventType.THROTTLED)["slot"]).tolist())
+            held = of_type(events, EventType.THROTTLED)
+            throttled.update(np.unique(held["slot"]).tolist())
             self.transitions += len(moves)
             self.last_ns = max(self.last_ns, int(events["time_ns"].max()))
             self.first_ns = min(self.first_ns, int(events["time_ns"].min()))
-            events = events[events["type"] != EventType.THROTTLED]  # of no thread
+            events = events[events["type"] != EventType.THROTTLED] if len(held) else events  # those are of no thread
             tids = np.union1d(tids, events["slot"].astype(np.uint64) << np.uint64(32) | events["tid"])
         self.lives: Array = lives.table
         """Records of :data:`schedtrace.lives.LIFE`, by number, with all that became known of them."""
