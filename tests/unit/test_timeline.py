@@ -262,6 +262,15 @@ def test_remarks_say_what_is_missing(tmp_path: Path) -> None:
         assert next(losses(recording, Timeline(recording))).startswith("the end of the recording: it was cut at byte ")
 
 
+def test_a_recording_of_a_version_that_did_not_look_for_stops_says_so() -> None:
+    old = Path(__file__).parents[1] / "data/recording-1.rec"
+    with Recording.open(str(old)) as recording:
+        timeline = Timeline(recording)
+        (said,) = (text for text in remarks(recording, timeline) if "when the world was stopped" in text)
+    assert said.endswith(f"the schedtrace that made the recording ({recording.header.schedtrace}) did not record it")
+    assert (timeline.stopped, timeline.throttled) == ([], [])
+
+
 def test_a_recording_without_events(tmp_path: Path) -> None:
     _, timeline, blocks = blocks_of(stored(tmp_path, written(recordings.TARGET, np.zeros(0, EVENT))))
     assert (len(timeline.lives), len(timeline.threads), timeline.transitions) == (0, 0, 0)
