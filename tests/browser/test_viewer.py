@@ -12,6 +12,8 @@ from tests.unit.recordings import STARTED_NS, TARGET, stored, written
 from tests.unit.simulated import FIRST_TID, Simulation
 from tests.unit.test_export import STOPS_AND_THROTTLES, exported, label
 
+_WHOLE = {"stop the world", "CPU limit"}
+
 
 @pytest.fixture(scope="module")
 def simulation() -> Simulation:
@@ -65,11 +67,13 @@ def test_stops_and_throttles(browser: Chrome, tmp_path: Path) -> None:
             wanted = "'throttled', 'GC mark termination', 'reason not known'"
             found = viewer.query(f"select name, dur from slice where name in ({wanted})")
             assert sorted(map(tuple, found)) == [
-                ("GC mark termination", 1_500), ("reason not known", 0), ("reason not known", 400), ("throttled", 86_000)
-            ]  # fmt: skip
+                ("GC mark termination", 1_500),
+                ("reason not known", 0),
+                ("reason not known", 400),
+                ("throttled", 86_000),
+            ]
             viewer.expand()
-            for name in ("stop the world", "CPU limit"):
-                until(lambda: any(track.startswith(name) for track in viewer.tracks()))
+            until(lambda: {n for track in viewer.tracks() for n in _WHOLE if track.startswith(n)} == _WHOLE)
 
 
 def test_chromes_json(browser: Chrome, simulation: Simulation, path: str) -> None:

@@ -34,9 +34,9 @@ def _length_ns(stops: Any) -> Any:
 def test_every_stop_of_the_world(tmp_path: Path, version: str) -> None:
     """As many as the program has made; and of the runtime's own times, those that it also has."""
     program, minor = binary("stops", version), int(version[2:])
-    with Workload(program, "-collections", COLLECTIONS, "-readings", READINGS) as target:
-        with recording([target.pid], tmp_path) as result:
-            facts = target.run()
+    arguments = ("-collections", COLLECTIONS, "-readings", READINGS)
+    with Workload(program, *arguments) as target, recording([target.pid], tmp_path) as result:
+        facts = target.run()
     stops = _stops(result)
     (window,) = result.replayed()
     assert window.stops is not None
@@ -131,11 +131,9 @@ def test_when_the_cpu_limit_held_it_back(
     length_ns = int((seen["end_ns"] - seen["begin_ns"]).sum())
     # Summed over CPUs, it is as long as was counted: on one CPU at least, on all at most.
     assert (1 - 2 * TOLERANCE) * whole.throttled_ns / cpus < length_ns < (1 + TOLERANCE) * whole.throttled_ns
-    if threads == 1:
-        assert length_ns > (1 - 2 * TOLERANCE) * whole.throttled_ns
-    # It ran for the rest, so that it has used its share.
-    ran = 1 - length_ns / result.live[0].duration_ns
-    assert ran < 1 - 0.5 * (1 - cores)
+    # Threads that always want to run are held back for what they may not use, if nobody else uses it.
+    share = length_ns / result.live[0].duration_ns
+    assert 0.5 * (1 - cores / min(threads, cpus)) < share < 1.3 * (1 - cores / min(threads, cpus))
 
 
 def test_without_a_limit_nothing_is_said_of_one(tmp_path: Path) -> None:
