@@ -17,6 +17,7 @@ SITE_LIMIT = 32
 STOP_LIMIT = 32
 HITS_BATCH = 16
 WAITS_KEPT = 4
+STOP_REASON_UNKNOWN = 0
 NO_LIMIT = 0xFFFFFFFFFFFFFFFF
 
 
@@ -73,7 +74,9 @@ class ProbeKind(enum.IntEnum):
     SYSCALL_EXIT_NO_P = 13
     COROUTINE_SWITCH = 14
     RECORD = 15
-    COUNT = 16
+    STOP_WORLD = 16
+    START_WORLD = 17
+    COUNT = 18
 
 
 class LostReason(enum.IntEnum):
@@ -141,6 +144,10 @@ class EventType(enum.IntEnum):
     """A thread is on a CPU again that was off it while its goroutine ran for Go."""
     WAIT = 7
     """What a goroutine waited for that begins to run: comes before its transition."""
+    STOP = 8
+    """The world is to be started again that was stopped."""
+    THROTTLED = 9
+    """The CPU limit has held the target back. The recorder's own: no program sends it."""
 
 
 class EventFlag(enum.IntEnum):
@@ -184,6 +191,7 @@ class Target(ctypes.Structure):
         ("hits", ctypes.c_uint64),
         ("hits_limit", ctypes.c_uint64),
         ("running_reasons", ctypes.c_uint64),
+        ("stop_since_ns", ctypes.c_uint64),
         ("sites", ctypes.c_uint64 * SITE_LIMIT),
         ("kinds", ctypes.c_uint8 * SITE_LIMIT),
         ("slot", ctypes.c_uint32),
@@ -198,7 +206,10 @@ class Target(ctypes.Structure):
         ("coro_gp", ctypes.c_uint16),
         ("g_goid", ctypes.c_uint16),
         ("coroutine_reason", ctypes.c_uint8),
-        ("padding", ctypes.c_uint8 * 5),
+        ("stop_reasons", ctypes.c_uint8),
+        ("stop_reason", ctypes.c_uint8),
+        ("start_told", ctypes.c_uint8),
+        ("padding", ctypes.c_uint8 * 2),
         ("cause_of_reason", ctypes.c_uint8 * REASON_COUNT),
     )
 
@@ -459,6 +470,18 @@ class WaitEvent(ctypes.Structure):
     )
 
 
+class StopEvent(ctypes.Structure):
+    """struct stop_event"""
+
+    _fields_ = (
+        *_EVENT_HEAD,
+        ("since_ns", ctypes.c_uint64),
+        ("stopped_ns", ctypes.c_uint64),
+        ("reason", ctypes.c_uint8),
+        ("padding", ctypes.c_uint8 * 7),
+    )
+
+
 class Thread(ctypes.Structure):
     """struct thread"""
 
@@ -503,6 +526,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "cgroup_event": CgroupEvent,
     "off_cpu_event": OffCpuEvent,
     "wait_event": WaitEvent,
+    "stop_event": StopEvent,
     "thread": Thread,
 }
 """Struct name in types.h -> its ctypes twin."""

@@ -42,8 +42,9 @@ class Look:
 class Watched:
     """A target from the first look at it until its probes are out. Close it, or use it in ``with``."""
 
-    def __init__(self, pid: int, *, level: str = FULL_LEVEL, syscalls: bool = False) -> None:
-        """Look at process ``pid``: all but loading anything. ``level``: FULL_LEVEL or SAMPLED_LEVEL.
+    def __init__(self, pid: int, *, level: str = FULL_LEVEL, syscalls: bool = False, stops: bool = False) -> None:
+        """Look at process ``pid``: all but loading anything. ``level``: FULL_LEVEL or SAMPLED_LEVEL. ``stops``: whether
+        also to see stops of the world, for a recording.
 
         Raises the SchedtraceError that says why it can't be watched.
         """
@@ -53,7 +54,7 @@ class Watched:
             self._image = open_image(self.process, syscalls=syscalls)
             stack.callback(os.close, self._image.descriptor)
             plan = self._image.plan
-            self.plan = plan.at_sampled_level() if level == SAMPLED_LEVEL else plan
+            self.plan = plan.at_sampled_level() if level == SAMPLED_LEVEL else plan.with_stops() if stops else plan
             self._level = level
             self._names = FunctionNames(self._image.path)
             stack.callback(self._names.close)
@@ -189,9 +190,13 @@ class Watched:
             return threads if self.process.still_same() else 0
         return 0
 
+    def cpu_limit(self) -> cgroups.CpuLimit | None:
+        """The quota that holds for it now, if any."""
+        return self._cgroups.cpu_limit()
+
     def about(self, seen_cgroup_id: int = 0) -> Target:
         """Who it is; ``seen_cgroup_id``: the cgroup its threads were in when they hit a probe."""
-        main, limit = self._cgroups.main, self._cgroups.cpu_limit()
+        main, limit = self._cgroups.main, self.cpu_limit()
         unified = self._cgroups.unified
         # Where cgroup2 is in use, the id that BPF saw at the last event is the join key; a process that is only in v1
         # hierarchies has the id of cgroup2's root there.

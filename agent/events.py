@@ -17,7 +17,7 @@ from schedtrace.abi import EventFlag as Flag
 from schedtrace.abi import EventType
 
 __all__ = (
-    "CGROUP", "EVENT", "EVENT_BYTES", "GOROUTINE", "OFF_CPU", "SWITCH", "TRANSITION", "WAIT",
+    "CGROUP", "EVENT", "EVENT_BYTES", "GOROUTINE", "OFF_CPU", "STOP", "SWITCH", "THROTTLED", "TRANSITION", "WAIT",
     "Array", "EventType", "Flag", "of_type",
 )  # fmt: skip
 
@@ -75,6 +75,14 @@ WAIT = _record(*_HEAD, ("g", "<u8", 16), ("kernel_ns", "<u8", 24), ("undivided_n
 """Of the wait of the goroutine at ``g`` that ends with the transition at the same time, ``kernel_ns`` are the kernel's:
 thread ``tid``, which runs it, was runnable and did not run; of ``undivided_ns`` nothing is known."""
 
+STOP = _record(*_HEAD, ("since_ns", "<u8", 16), ("stopped_ns", "<u8", 24), ("reason", "u1", 32))
+"""The world, which was to be stopped at ``since_ns`` (0: not known) and was at ``stopped_ns`` (0: not known), is to be
+started again by thread ``tid``. ``reason``: place in the target's ``stop_reasons``, 0 if it is not known."""
+
+THROTTLED = _record(*_HEAD, ("since_ns", "<u8", 16), ("throttled_ns", "<u8", 24), ("periods", "<u4", 32))
+"""Between ``since_ns`` and ``time_ns`` the kernel's counters of the target's CPU limit grew by so many periods in which
+it held back, and by ``throttled_ns``, summed over CPUs: it counts a time when it is over. ``tid`` is 0."""
+
 _RECORDS = {
     EventType.TRANSITION: TRANSITION,
     EventType.GOROUTINE: GOROUTINE,
@@ -83,6 +91,8 @@ _RECORDS = {
     EventType.CGROUP: CGROUP,
     EventType.OFF_CPU: OFF_CPU,
     EventType.WAIT: WAIT,
+    EventType.STOP: STOP,
+    EventType.THROTTLED: THROTTLED,
 }
 
 

@@ -1,7 +1,8 @@
 """A recording as Chrome's JSON trace events, which Perfetto and the legacy viewer (chrome://tracing, Catapult) open.
 
 Viewers know processes and threads only. Each target becomes three processes: its goroutines, its threads by what they
-ran, and its threads for the kernel. All "threads" have numbers of their own, since viewers mix up equal ones.
+ran, and its threads for the kernel; and a fourth for what happens to all of it, if anything does. All "threads" have
+numbers of their own, since viewers mix up equal ones.
 """
 
 from __future__ import annotations
@@ -13,17 +14,30 @@ import numpy as np
 
 from schedtrace.abi import GoroutineState as State
 from schedtrace.events import Array
-from schedtrace.exported import Names, StateNames, Write, batches, remarks, shown
+from schedtrace.exported import (
+    LIMIT_TRACK,
+    SOME_TIME_NAME,
+    STOP_TRACK,
+    THROTTLED_NAME,
+    Names,
+    StateNames,
+    StopNames,
+    Write,
+    batches,
+    remarks,
+    shown,
+)
 from schedtrace.lives import NOBODY
 from schedtrace.recording import Recording
 from schedtrace.text_rows import Column, integers, lines, texts, thousandths, where
 from schedtrace.timeline import KERNEL_STATES, ON_CPU, RUNNABLE, STATE_COUNT, Block, Timeline
 
-GOROUTINES, THREADS, KERNEL = range(3)
-"""Added to three times the place of a target among all, and 1, they give the number of a process."""
-_KINDS = ("goroutines", "threads: what they ran", "threads: on CPUs")
+GOROUTINES, THREADS, KERNEL, WHOLE = range(4)
+"""Added to four times the place of a target among all, and 1, they give the number of a process."""
+_KINDS = ("goroutines", "threads: what they ran", "threads: on CPUs", "the process")
 FIRST_GOROUTINE = 10_000_000  # more than any thread's number
 FIRST_KERNEL = 1_000_000_000
+FIRST_STOPS, FIRST_LIMIT = 2_000_000_000, 2_100_000_000  # to which the place of the target is added
 _COLOURS: Mapping[int, str] = {  # names of colours that the legacy viewer knows
     State.RUNNING: "thread_state_running",
     State.RUNNABLE: "thread_state_runnable",
@@ -49,6 +63,8 @@ def write(recording: Recording, timeline: Timeline, out: Write) -> None:
     for block in timeline.blocks():
         for piece in (rows.spans(block.spans), rows.runs(block.runs), rows.kernel(block.kernel), *rows.wakes(block)):
             out(piece)
+        out(rows.stops(block.stops))
+        out(rows.throttles(block.throttles))
     end = {"ph": "i", "s": "g", "name": "end of the recording", "pid": 1, "tid": 0}
     end["ts"] = (timeline.last_ns - timeline.first_ns) / 1000
     out(f"{json.dumps(end)}\n]}}\n".encode())
@@ -56,7 +72,7 @@ def write(recording: Recording, timeline: Timeline, out: Write) -> None:
 
 def process_number(place: int, kind: int) -> int:
     """Of a target, by its place among all in the order of their slots."""
-    return 3 * place + kind + 1
+    return len(_KINDS) * place + kind + 1
 
 
 def _metadata(recording: Recording, timeline: Timeline, names: Names) -> Iterator[list[dict[str, object]]]:
@@ -64,7 +80,11 @@ def _metadata(recording: Recording, timeline: Timeline, names: Names) -> Iterato
     found = []
     for place, slot in enumerate(slots):
         pid = recording.targets[slot].target.pid
-        for kind, what in enumerate(_KINDS):
+        tracks = ((STOP_TRACK, FIRST_STOPS, timeline.stopped), (LIMIT_TRACK, FIRST_LIMIT, timeline.throttled))
+        shown_tracks = [(name, first + place) for name, first, slots_there in tracks if slot in slots_there]
+        for name, number in shown_tracks:
+            found.append(_name("thread_name", process_number(place, WHOLE), number, name))
+        for kind, what in enumerate(_KINDS if shown_tracks else _KINDS[:WHOLE]):
             number = process_number(place, kind)
             found.append(_name("process_name", number, 0, f"{names.process(slot)} {pid}, {what}"))
             found.append({"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}})
@@ -89,7 +109,7 @@ class _Rows:
     """Events, a line each."""
 
     def __init__(self, recording: Recording, timeline: Timeline, names: Names) -> None:
-        self._names, self._states = names, StateNames(recording, names)
+        self._names, self._states, self._stops = names, StateNames(recording, names), StopNames(recording)
         self._start_ns = timeline.first_ns
         self._slots = np.array(sorted(recording.targets), np.int64)
         self._state_names = [json.dumps(name) for name in self._states.names]
@@ -123,6 +143,36 @@ class _Rows:
         )  # fmt: skip
         return lines(len(spans), fields)
 
+    def stops(self, stops: Array) -> bytes:
+        """Of the world."""
+        name = texts([json.dumps(one) for one in self._stops.names], self._stops.of(stops))
+        since, stopped_ns = stops["since_ns"].astype(np.int64), stops["stopped_ns"].astype(np.int64)
+        known = stopped_ns != 0
+        fields: Sequence[Column] = (
+            b'{"ph":"X","name":', name, *self._whole(stops, FIRST_STOPS, since), b',"dur":',
+            *thousandths(stops["time_ns"].astype(np.int64) - since), b',"args":{"tid":', integers(stops["tid"]),
+            texts(["", ',"stopping_ns":'], known.astype(np.int64)),
+            where(known, integers(np.where(known, np.maximum(stopped_ns - since, 0), 0))), b"}},\n",
+        )  # fmt: skip
+        return lines(len(stops), fields)
+
+    def throttles(self, throttles: Array) -> bytes:
+        """By the CPU limit; of no length where it is not known when it was."""
+        name = texts([json.dumps(SOME_TIME_NAME), json.dumps(THROTTLED_NAME)], throttles["is_seen"].astype(np.int64))
+        fields: Sequence[Column] = (
+            b'{"ph":"X","name":', name, *self._whole(throttles, FIRST_LIMIT, throttles["begin_ns"]), b',"dur":',
+            *thousandths(throttles["end_ns"] - throttles["begin_ns"]), b',"args":{"periods":',
+            integers(throttles["periods"]), b',"throttled_ns":', integers(throttles["throttled_ns"]), b"}},\n",
+        )  # fmt: skip
+        return lines(len(throttles), fields)
+
+    def _whole(self, records: Array, first_thread: int, begin_ns: Array) -> Sequence[Column]:
+        places = np.searchsorted(self._slots, records["slot"].astype(np.int64))
+        return (
+            b',"pid":', integers(self._process(records, WHOLE)), b',"tid":', integers(first_thread + places), b',"ts":',
+            *thousandths(np.maximum(begin_ns - self._start_ns, 0)),
+        )  # fmt: skip
+
     def wakes(self, block: Block) -> Iterator[bytes]:
         """Arrows, from the goroutine that ran to the one that it woke."""
         woken = block.wakers != NOBODY
@@ -140,7 +190,7 @@ class _Rows:
         return lines(len(moves), fields)
 
     def _process(self, records: Array, kind: int) -> Array:
-        places: Array = 3 * np.searchsorted(self._slots, records["slot"].astype(np.int64)) + kind + 1
+        places: Array = len(_KINDS) * np.searchsorted(self._slots, records["slot"].astype(np.int64)) + kind + 1
         return places
 
 

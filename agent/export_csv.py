@@ -1,4 +1,5 @@
-"""A recording as CSV: a row for each transition. docs/export.md describes the columns."""
+"""A recording as CSV: a row for each transition, and for what happened to all of a process. docs/export.md describes
+the columns."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from schedtrace import text_rows
 from schedtrace.abi import REASON_COUNT
 from schedtrace.abi import GoroutineState as State
 from schedtrace.events import Array, Flag
-from schedtrace.exported import Names, Write
+from schedtrace.exported import LIMIT_TRACK, STOP_TRACK, Names, StopNames, Write
 from schedtrace.lives import NOBODY
 from schedtrace.recording import Recording
 from schedtrace.text_rows import Column, integers, lines, texts
@@ -40,6 +41,8 @@ def write(recording: Recording, timeline: Timeline, out: Write) -> None:
     for block in timeline.blocks():
         if len(block.moves):
             out(_rows(recording, timeline, names, table, block))
+        out(_stops(recording, table, block.stops))
+        out(_throttles(recording, table, block.throttles))
 
 
 class _Tables:
@@ -56,6 +59,7 @@ class _Tables:
             for slot in self.slots
         ]
         self.reasons = [_quoted(reason) for reason in found]
+        self.stops = StopNames(recording)
 
     def reason_places(self, slot_places: Array, reasons: Array) -> Array:
         places: Array = np.array(self._reasons or [[0]], np.int64)[slot_places, reasons]
@@ -102,10 +106,59 @@ def _rows(recording: Recording, timeline: Timeline, names: Names, tables: _Table
         text_rows.where(has_waker, integers(np.where(has_waker, block.wakers, 0))),
         texts(["", *_REMARKS.values()], _remark(flags)),
     )
+    return _lines(len(moves), fields)
+
+
+def _lines(count: int, fields: Sequence[Column]) -> bytes:
     columns: list[Column] = []
     for field in fields:
         columns += [field, b","]
-    return lines(len(moves), [*columns[:-1], b"\r\n"])
+    return lines(count, [*columns[:-1], b"\r\n"])
+
+
+def _stops(recording: Recording, tables: _Tables, stops: Array) -> bytes:
+    """Rows for stops of the world, at their ends."""
+    known = (stops["flags"] & Flag.BEGAN_BEFORE) == 0
+    length_ns = stops["time_ns"].astype(np.int64) - stops["since_ns"].astype(np.int64)
+    return _of_process(
+        recording,
+        tables,
+        stops,
+        stops["time_ns"].astype(np.int64),
+        tid=integers(stops["tid"]),
+        left=STOP_TRACK.encode(),
+        left_ns=text_rows.where(known, integers(length_ns)),
+        reason=texts(list(map(_quoted, tables.stops.names)), tables.stops.of(stops)),
+        remark=texts([_REMARKS[Flag.BEGAN_BEFORE], ""], known.astype(np.int64)),
+    )
+
+
+def _throttles(recording: Recording, tables: _Tables, throttles: Array) -> bytes:
+    """Rows for what a CPU limit held back, at their ends."""
+    length_ns = throttles["end_ns"] - throttles["begin_ns"]
+    counted = (b"periods=", integers(throttles["periods"]), b" throttled_ns=", integers(throttles["throttled_ns"]))
+    return _of_process(
+        recording,
+        tables,
+        throttles,
+        throttles["end_ns"],
+        left=LIMIT_TRACK.encode(),
+        left_ns=text_rows.where(throttles["is_seen"], integers(length_ns)),
+        reason=text_rows.joined(len(throttles), counted),
+        remark=texts(["some time before", ""], throttles["is_seen"].astype(np.int64)),
+    )
+
+
+def _of_process(recording: Recording, tables: _Tables, records: Array, time_ns: Array, **fields: Column) -> bytes:
+    """Rows that are about no goroutine: ``fields`` by column."""
+    header = recording.header
+    pids = np.array([*tables.pids, 0], np.int64)
+    fields |= {
+        "time_ns": integers(time_ns - header.started_ns),
+        "unix_ns": integers(time_ns - header.started_ns + header.started_wall_ns),
+        "pid": integers(pids[np.searchsorted(tables.slots, records["slot"])]),
+    }
+    return _lines(len(records), [fields.get(column, b"") for column in COLUMNS])
 
 
 def _either(moves: Array, state: int) -> Array:

@@ -17,11 +17,11 @@ import numpy as np
 
 from schedtrace.abi import GoroutineState as State
 from schedtrace.events import Array
-from schedtrace.exported import Names, Write, losses, remarks, shown
+from schedtrace.exported import LIMIT_TRACK, STOP_TRACK, Names, StopNames, Write, losses, remarks, shown
 from schedtrace.formatting import count, duration, plural, share, short_function
 from schedtrace.join import UNKNOWN_FUNCTION
 from schedtrace.page_charts import Axis, Layer, heatmap, stacked
-from schedtrace.picture import CANDIDATES, SLICES, Picture, Wait, pictures
+from schedtrace.picture import CANDIDATES, SLICES, Held, Picture, Wait, pictures
 from schedtrace.recording import Recording
 from schedtrace.timeline import BLOCKED, KERNEL_STATES, OFF_CPU, ON_CPU, RUNNABLE, Timeline
 from schedtrace.window import CAUSES
@@ -124,6 +124,7 @@ def _section(recording: Recording, names: Names, picture: Picture, axis: Axis) -
         "For the kernel: how many at a time, on average. Those that are blocked are left out.",
         stacked("Threads on CPUs and waiting for one, over time", threads, axis, as_shares=False),
     )
+    yield from _held(StopNames(recording), picture)
     yield from _functions(recording, picture)
     yield from _worst(names, picture)
 
@@ -147,6 +148,24 @@ def _waits(picture: Picture, names: Names) -> Iterator[Layer]:
             yield Layer(f"waiting: {name}", f"wait-{i}", picture.waits[:, reason] / picture.slice_ns)
     rest = picture.waits[:, order[_TOP_REASONS:]].sum(axis=1)
     yield Layer("waiting: other reasons", f"wait-{_TOP_REASONS}", rest / picture.slice_ns)
+
+
+_HELD_REMARK = """What held it back: the world was stopped, or the CPU limit kept threads on some CPU from running, as
+far as it is known when."""
+
+
+def _held(names: StopNames, picture: Picture) -> Iterator[str]:
+    held = {LIMIT_TRACK: picture.throttles} if picture.throttles.count else {}
+    for reason, one in picture.stops.items():
+        name = f"{STOP_TRACK}: {names.name(picture.slot, reason)}"
+        held[name] = held.get(name, Held()) + one
+    rows: list[list[Cell]] = [
+        [(what, what), (count(one.count), one.count), *((duration(ns), ns) for ns in (one.sum_ns, one.longest_ns))]
+        for what, one in sorted(held.items(), key=lambda item: -item[1].sum_ns)
+    ]
+    if rows:
+        yield f'<h3>The process as a whole</h3>\n<p class="quiet">{_HELD_REMARK}</p>\n'
+        yield _table(("held back by", "times", "in all", "longest"), rows, text_columns={0})
 
 
 def _functions(recording: Recording, picture: Picture) -> Iterator[str]:

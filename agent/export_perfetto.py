@@ -12,22 +12,36 @@ import numpy as np
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from schedtrace.events import Array
-from schedtrace.exported import Names, StateNames, Write, batches, remarks, shown
+from schedtrace.exported import (
+    LIMIT_TRACK,
+    SOME_TIME_NAME,
+    STOP_TRACK,
+    THROTTLED_NAME,
+    Names,
+    StateNames,
+    StopNames,
+    Write,
+    batches,
+    remarks,
+    shown,
+)
 from schedtrace.lives import NOBODY
 from schedtrace.packets import TIME_BYTES, Constant, Message, Number, Part, Template, field_number, mixed
 from schedtrace.recording import Recording
 from schedtrace.timeline import KERNEL_STATES, ON_CPU, Block, Timeline
 
 RECORDING_TRACK = 1
-_PROCESS, _GOROUTINES, _GOROUTINE, _THREAD, _KERNEL = (kind << 32 for kind in range(1, 6))
-"""Added to a slot, slot, number, tid and tid, they give a track's uuid, of :data:`_UUID_BYTES`."""
-_UUID_BYTES, _NAME_BYTES, _INT_BYTES = 5, 4, 5
+_PROCESS, _GOROUTINES, _GOROUTINE, _THREAD, _KERNEL, _STOPS, _LIMIT = (kind << 32 for kind in range(1, 8))
+"""Added to a slot, slot, number, tid, tid, slot and slot, they give a track's uuid, of :data:`_UUID_BYTES`."""
+_UUID_BYTES, _NAME_BYTES, _INT_BYTES, _NS_BYTES = 5, 4, 5, 9
 _SEQUENCE = 1
-_CATEGORIES = ("goroutine", "thread", "kernel", "wake", "until the end")
+_CATEGORIES = ("goroutine", "thread", "kernel", "wake", "until the end", "stop", "limit")
 _GOROUTINE_CATEGORY, _THREAD_CATEGORY, _KERNEL_CATEGORY, _WAKE_CATEGORY, _OPEN_CATEGORY = range(1, 6)
-_ANNOTATIONS = ("tid", "cpu")
-_TID, _CPU = 1, 2
-_WAKES, _FIRST_NAME = 1, 2
+_STOP_CATEGORY, _LIMIT_CATEGORY = 6, 7
+_ANNOTATIONS = ("tid", "cpu", "stopping_ns", "throttled_ns", "periods")
+_TID, _CPU, _STOPPING, _THROTTLED_NS, _PERIODS = range(1, 6)
+_FIXED_NAMES = ("wakes", THROTTLED_NAME, SOME_TIME_NAME, *KERNEL_STATES)
+_WAKES, _THROTTLED, _SOME_TIME, _FIRST_NAME = range(1, 5)
 _FIRST_STATE_NAME = _FIRST_NAME + len(KERNEL_STATES)
 
 
@@ -50,11 +64,13 @@ def write(recording: Recording, timeline: Timeline, out: Write) -> None:
     """Write the trace, piece by piece. Raises UnreadableRecording, and what ``out`` does."""
     names = Names(recording, timeline)
     states = StateNames(recording, names)
-    first_goroutine_name = _FIRST_STATE_NAME + len(states.names)
+    stops = StopNames(recording)
+    fixed_names = [*_FIXED_NAMES, *states.names, *stops.names]
+    first_stop_name, first_goroutine_name = _FIRST_STATE_NAME + len(states.names), _WAKES + len(fixed_names)
     out(_packets(_preamble(recording)))
     for packets in _tracks(recording, timeline, names):
         out(_packets(packets))
-    for interned in _interned(states.names, names, len(timeline.lives)):
+    for interned in _interned(fixed_names, names, len(timeline.lives)):
         out(_packets([interned]))
     for block in timeline.blocks():
         # A wake and what it begins have the same time, and an arrow has to begin first in the file.
@@ -62,6 +78,8 @@ def write(recording: Recording, timeline: Timeline, out: Write) -> None:
         out(_spans(block.spans, states))
         out(_runs(block.runs, first_goroutine_name))
         out(_kernel(block.kernel))
+        out(_stops(block.stops, stops.of(block.stops) + first_stop_name))
+        out(_throttles(block.throttles))
     out(_packets(_on_recording(recording, timeline)))
 
 
@@ -103,6 +121,8 @@ def _tracks(recording: Recording, timeline: Timeline, names: Names) -> Iterator[
         goroutines = _track(_GOROUTINES + slot, "goroutines", _PROCESS + slot)
         goroutines.track_descriptor.child_ordering = pb.TrackDescriptor.EXPLICIT
         packets += [process, goroutines]
+        packets += [_track(_STOPS + slot, STOP_TRACK, _PROCESS + slot)] * (slot in timeline.stopped)
+        packets += [_track(_LIMIT + slot, LIMIT_TRACK, _PROCESS + slot)] * (slot in timeline.throttled)
     for slot, tid in timeline.threads.tolist():
         thread = _track(_THREAD + tid, "")
         thread.track_descriptor.thread.pid = recording.targets[slot].target.pid & 0x7FFFFFFF
@@ -133,7 +153,7 @@ def _track(uuid: int, name: str, parent: int = 0) -> pb.TracePacket:
     return packet
 
 
-def _interned(state_names: Sequence[str], names: Names, goroutines: int) -> Iterator[pb.TracePacket]:
+def _interned(fixed_names: Sequence[str], names: Names, goroutines: int) -> Iterator[pb.TracePacket]:
     """Names by number, before they are used."""
     packet = pb.TracePacket()
     packet.sequence_flags = pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
@@ -142,10 +162,10 @@ def _interned(state_names: Sequence[str], names: Names, goroutines: int) -> Iter
         data.event_categories.add(iid=iid, name=category)
     for iid, name in enumerate(_ANNOTATIONS, 1):
         data.debug_annotation_names.add(iid=iid, name=name)
-    for iid, name in enumerate(["wakes", *KERNEL_STATES, *state_names], _WAKES):
+    for iid, name in enumerate(fixed_names, _WAKES):
         data.event_names.add(iid=iid, name=name)
     yield packet
-    first = _FIRST_STATE_NAME + len(state_names)
+    first = _WAKES + len(fixed_names)
     for numbers in batches(goroutines):
         packet = pb.TracePacket()
         packet.sequence_flags = pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
@@ -173,10 +193,10 @@ def _in_event(name: str) -> int:
     return field_number(pb.TrackEvent, name)
 
 
-def _annotation(name: int, key: str) -> Message:
+def _annotation(name: int, key: str, size: int = _INT_BYTES) -> Message:
     parts = (
         Constant(field_number(pb.DebugAnnotation, "name_iid"), name),
-        Number(field_number(pb.DebugAnnotation, "uint_value"), key, _INT_BYTES),
+        Number(field_number(pb.DebugAnnotation, "uint_value"), key, size),
     )
     return Message(_in_event("debug_annotations"), parts)
 
@@ -212,6 +232,23 @@ def _with_open(category: int, *forms: tuple[Part, ...]) -> list[Template]:
 _SPANS = _with_open(_GOROUTINE_CATEGORY, (), (_WOKEN,), _ON_THREAD)
 _RUNS = _with_open(_THREAD_CATEGORY, (_annotation(_CPU, "cpu"),))
 _KERNEL_SPANS = _with_open(_KERNEL_CATEGORY, (), (_annotation(_CPU, "cpu"),))
+_STOP_SPANS = [
+    _span(_STOP_CATEGORY, _annotation(_TID, "tid"), *more)
+    for more in ((), (_annotation(_STOPPING, "stopping", _NS_BYTES),))
+]
+_HELD = (_annotation(_PERIODS, "periods"), _annotation(_THROTTLED_NS, "throttled", _NS_BYTES))
+_THROTTLE_MARK = Template(
+    [
+        _event(
+            pb.TrackEvent.TYPE_INSTANT,
+            Constant(_in_event("category_iids"), _LIMIT_CATEGORY),
+            Constant(_in_event("name_iid"), _SOME_TIME),
+            *_HELD,
+            time="end",
+        )
+    ]
+)
+_THROTTLE_SPANS = [_THROTTLE_MARK, _span(_LIMIT_CATEGORY, *_HELD)]
 
 
 def _wakes(block: Block) -> bytes:
@@ -238,6 +275,24 @@ def _runs(runs: Array, first_name: int) -> bytes:
 def _kernel(spans: Array) -> bytes:
     names, tracks = spans["state"].astype(np.int64) + _FIRST_NAME, spans["tid"].astype(np.int64) + _KERNEL
     return _rows(_KERNEL_SPANS, (spans["state"] == ON_CPU).astype(np.int64), spans, names, tracks)
+
+
+def _stops(stops: Array, names: Array) -> bytes:
+    known = stops["stopped_ns"] != 0
+    stopping = np.where(known, np.maximum(stops["stopped_ns"], stops["since_ns"]) - stops["since_ns"], 0)
+    tracks = stops["slot"].astype(np.int64) + _STOPS
+    return mixed(
+        _STOP_SPANS, known.astype(np.int64), begin=stops["since_ns"], end=stops["time_ns"], name=names, track=tracks,
+        tid=stops["tid"], stopping=stopping,
+    )  # fmt: skip
+
+
+def _throttles(throttles: Array) -> bytes:
+    tracks, names = throttles["slot"].astype(np.int64) + _LIMIT, np.full(len(throttles), _THROTTLED)
+    return mixed(
+        _THROTTLE_SPANS, throttles["is_seen"].astype(np.int64), begin=throttles["begin_ns"], end=throttles["end_ns"],
+        name=names, track=tracks, periods=throttles["periods"], throttled=throttles["throttled_ns"],
+    )  # fmt: skip
 
 
 def _rows(forms: Sequence[Template], form: Array, spans: Array, names: Array, tracks: Array) -> bytes:

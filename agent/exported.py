@@ -10,12 +10,15 @@ from schedtrace.abi import REASON_COUNT, WakeCause
 from schedtrace.abi import GoroutineState as State
 from schedtrace.events import Array
 from schedtrace.formatting import printable, short_function
-from schedtrace.join import UNKNOWN_FUNCTION
+from schedtrace.join import NO_STOP_REASON, UNKNOWN_FUNCTION
 from schedtrace.recording import Recording
 from schedtrace.timeline import STATE_COUNT, STATE_NAMES, Timeline
 from schedtrace.window import CAUSES
 
 LONGEST_NAME = 200
+STOP_TRACK, LIMIT_TRACK = "stop the world", "CPU limit"
+THROTTLED_NAME, SOME_TIME_NAME = "throttled", "throttled, some time before"
+"""Of spans on that track, and of marks on it where it is not known when that was."""
 Write = Callable[[bytes], object]
 """Takes the next piece of what is exported."""
 _MANY = 1000
@@ -96,6 +99,28 @@ class StateNames:
         return places
 
 
+class StopNames:
+    """Why the world was stopped, each in words once: ``names``."""
+
+    def __init__(self, recording: Recording) -> None:
+        found = {NO_STOP_REASON: 0}
+        self._table = np.zeros((1 << 8, 1 << 8), np.int64)  # by place of the target and reason
+        self._slots = np.array(sorted(recording.targets), np.int64)
+        for place, slot in enumerate(self._slots.tolist()):
+            reasons = recording.targets[slot].stop_reasons[1 : 1 << 8]  # the first says that it is not known
+            self._table[place, 1 : len(reasons) + 1] = [found.setdefault(shown(r), len(found)) for r in reasons]
+        self.names = list(found)
+
+    def name(self, slot: int, reason: int) -> str:
+        """One of them."""
+        return self.names[int(self._table[np.searchsorted(self._slots, slot), reason])]
+
+    def of(self, stops: Array) -> Array:
+        """Place in ``names`` for each of an array of :data:`schedtrace.events.STOP`."""
+        places: Array = self._table[np.searchsorted(self._slots, stops["slot"].astype(np.int64)), stops["reason"]]
+        return places
+
+
 def batches(count: int) -> Iterator[range]:
     """The numbers below ``count``, some at a time."""
     return (range(start, min(start + _MANY, count)) for start in range(0, count, _MANY))
@@ -133,6 +158,11 @@ def _remarks(recording: Recording, timeline: Timeline) -> Iterator[str]:
             throttled = end.throttling
             yield (
                 f"{who}: the CPU limit held it back for {throttled.throttled_ns / _NS:.3f} s (summed over CPUs) in "
-                f"{throttled.throttled_periods:,} of {throttled.periods:,} periods; when, is not in a recording"
+                f"{throttled.throttled_periods:,} of {throttled.periods:,} periods"
             )
-    yield "not in a recording: when the world was stopped, when a CPU limit held threads back, and which P a thread had"
+        if not recorded.limit_watched:
+            yield (
+                f"{who}: when the world was stopped, and when a CPU limit held threads back: the schedtrace that made "
+                f"the recording ({recording.header.schedtrace}) did not record it"
+            )
+    yield "not in a recording: which P a thread had"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from schedtrace import abi
-from schedtrace.histogram import Histogram
+from schedtrace.histogram import Histogram, total
 from schedtrace.reasons import reason_name
 from schedtrace.window import (
     CAUSES,
@@ -29,6 +29,7 @@ from schedtrace.window import (
 )
 
 UNKNOWN_FUNCTION = "(unknown)"
+NO_STOP_REASON = "reason not known"
 LOST_NAMES: Mapping[abi.LostReason, str] = {
     abi.LostReason.GOROUTINES_FULL: "goroutine_table_full",
     abi.LostReason.FUNCTIONS_FULL: "function_table_full",
@@ -82,6 +83,16 @@ def histogram(record: Any) -> Histogram:
 def _histograms(records: Any) -> Iterator[tuple[int, Histogram]]:
     """Those of an array that hold anything, with their places in it: most don't, and numpy sees that at once."""
     return ((int(i), histogram(records[i])) for i in np.flatnonzero(records["slots"].any(axis=1)))
+
+
+def stops(records: Any, reasons: Sequence[str]) -> dict[str, Histogram]:
+    """Stops of the world by reason in words. ``records``: struct histogram by the reason's number; ``reasons``: their
+    names."""
+    found: dict[str, Histogram] = {}
+    for i, one in _histograms(records):
+        name = reasons[i] if 0 < i < len(reasons) else NO_STOP_REASON
+        found[name] = total((found[name], one)) if name in found else one
+    return found
 
 
 def state_times(stats: Any, goroutines: Any, time_ns: int, reasons: Sequence[str]) -> tuple[StateTime, ...]:

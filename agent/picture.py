@@ -58,6 +58,26 @@ class Wait:
 
 
 @dataclass
+class Held:
+    """How often something held the process back, for how long in all, and at most."""
+
+    count: int = 0
+    sum_ns: int = 0
+    longest_ns: int = 0
+
+    def add(self, lengths_ns: Array) -> None:
+        """Those that lasted so long."""
+        if len(lengths_ns):
+            self.count += len(lengths_ns)
+            self.sum_ns += int(lengths_ns.sum())
+            self.longest_ns = max(self.longest_ns, int(lengths_ns.max()))
+
+    def __add__(self, other: Held) -> Held:
+        longest_ns = max(self.longest_ns, other.longest_ns)
+        return Held(self.count + other.count, self.sum_ns + other.sum_ns, longest_ns)
+
+
+@dataclass
 class Picture:
     """One target. ``begin_ns`` + i × ``slice_ns`` is where slice i begins."""
 
@@ -72,6 +92,10 @@ class Picture:
     """By slice and wait reason: the part of that in state waiting."""
     kernel: Array
     """By slice and state of threads."""
+    stops: dict[int, Held] = field(default_factory=dict)
+    """Of the world, by reason."""
+    throttles: Held = field(default_factory=Held)
+    """By the CPU limit, as far as it is known when that was."""
     functions: list[Function] = field(default_factory=list)
     """Those whose goroutines waited longest to run come first."""
     worst: list[Wait] = field(default_factory=list)
@@ -130,6 +154,7 @@ class _Maker:
         waits = spans[spans["state"] == State.WAITING]
         self._spread(picture.waits, waits, waits["reason"])
         self._spread(picture.kernel, kernel, kernel["state"])
+        self._add_held(block)
         latencies = spans[(spans["state"] == State.RUNNABLE) & spans["is_whole"]]
         ns = latencies["end_ns"] - latencies["begin_ns"]
         when = np.clip((latencies["end_ns"] - picture.begin_ns) // picture.slice_ns, 0, SLICES - 1)
@@ -139,6 +164,14 @@ class _Maker:
         candidates = np.concatenate([self._candidates, latencies])
         waited = candidates["end_ns"] - candidates["begin_ns"]
         self._candidates = candidates[np.argsort(-waited, kind="stable")[:CANDIDATES]]
+
+    def _add_held(self, block: Block) -> None:
+        stops = block.stops[block.stops["slot"] == self._slot]
+        lengths_ns = stops["time_ns"].astype(np.int64) - stops["since_ns"].astype(np.int64)
+        for reason in np.unique(stops["reason"]).tolist():
+            self.picture.stops.setdefault(reason, Held()).add(lengths_ns[stops["reason"] == reason])
+        throttles = block.throttles[(block.throttles["slot"] == self._slot) & block.throttles["is_seen"]]
+        self.picture.throttles.add(throttles["end_ns"] - throttles["begin_ns"])
 
     def worst(self) -> Iterator[tuple[Array, int]]:
         """The longest waits, and how many more there were at the same time: often all wait for the same thing."""

@@ -19,10 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from schedtrace.abi import ProbeKind
+from schedtrace.abi import SITE_LIMIT, ProbeKind
 from schedtrace.errors import NotTraceable
 from schedtrace.runtime_plan import RuntimePlan, make_runtime_plan
 from schedtrace.sampled_plan import SampledPlan, make_sampled_plan
+from schedtrace.stops_plan import NAMES as STOPS_NAMES
+from schedtrace.stops_plan import StopsPlan, make_stops_plan
 from schedtrace.symbols.binary import Arch, Binary
 from schedtrace.symbols.buildinfo import BuildInfo, read_buildinfo
 from schedtrace.symbols.code import (
@@ -63,7 +65,8 @@ from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL
 
 _RUNTIME = "runtime."
 _NAMES = [
-    _RUNTIME + name for name in (*ONE_TRANSITION, *OWN_SWAPS, *SYSCALLS, "preemptPark", *NEW_GOROUTINE, "runqput")
+    _RUNTIME + name
+    for name in (*ONE_TRANSITION, *OWN_SWAPS, *SYSCALLS, "preemptPark", *NEW_GOROUTINE, "runqput", *STOPS_NAMES)
 ]
 
 
@@ -87,7 +90,7 @@ class ProbePlan:
     ``layout`` is None where the runtime's structs are not known; ``unseen`` says, for a reader, what the
     probes can't see; ``notes`` what else is worth knowing. ``sampled``: what the sampled level needs; None if
     that isn't possible, and ``sampled_obstacle`` then says why. ``runtime``: where the runtime's own state is, or why
-    that isn't known.
+    that isn't known. ``stops``: how a recording sees stops of the world, or why it can't.
     """
 
     path: str
@@ -105,6 +108,7 @@ class ProbePlan:
     sampled: SampledPlan | None = None
     sampled_obstacle: str = ""
     runtime: RuntimePlan | str = ""
+    stops: StopsPlan | str = ""
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -121,11 +125,20 @@ class ProbePlan:
             why = f"the sampled level is not possible: {self.sampled_obstacle}"
             raise NotTraceable(f"{self.path}: {why}; use --level full")
         site = sampled.site
-        probe = Probe(
-            sampled.function, ProbeKind.RECORD, site.vaddr, site.file_offset, str(site), site.emulated
-        )
+        probe = _probe(sampled.function, ProbeKind.RECORD, site)
         why = "the runtime hands its own samples to it"
         return replace(self, mode="record", mode_reason=why, probes=(probe,), unseen=sampled.unseen, notes=())
+
+
+    def with_stops(self) -> "ProbePlan":
+        """The plan for a recording, which also sees stops of the world; where it can't, that is among ``unseen``."""
+        if isinstance(self.stops, str):
+            return replace(self, unseen=(*self.unseen, f"stops of the world: {self.stops}"))
+        more = tuple(_probe(function, kind, site) for function, kind, site in self.stops.sites)
+        if len(self.probes) + len(more) >= SITE_LIMIT:
+            unseen = f"stops of the world: with those there would be more than {SITE_LIMIT - 1} probes"
+            return replace(self, stops="", unseen=(*self.unseen, unseen))
+        return replace(self, probes=(*self.probes, *more))
 
 
 def make_plan(path: str, *, syscalls: bool = False) -> ProbePlan:
@@ -187,6 +200,7 @@ class _Planner:
             sampled=sampled,
             sampled_obstacle=obstacle,
             runtime=self._runtime(info),
+            stops=self._stops(),
         )
 
     def _find_data(self, symtab: Symtab | None) -> RuntimeData:
@@ -202,6 +216,12 @@ class _Planner:
     def _runtime(self, info: BuildInfo) -> RuntimePlan | str:
         try:
             return make_runtime_plan(self.binary, self.table, info.version, self.known_layout, self.find_data)
+        except NotTraceable as error:
+            return self._without_path(error)
+
+    def _stops(self) -> StopsPlan | str:
+        try:
+            return make_stops_plan(self.binary, self.table, self.known_layout, self.functions)
         except NotTraceable as error:
             return self._without_path(error)
 
@@ -385,7 +405,7 @@ class _Planner:
         self._add_site(function, kind, site)
 
     def _add_site(self, function: Function, kind: ProbeKind, site: Site) -> None:
-        self.probes.append(Probe(function.name, kind, site.vaddr, site.file_offset, str(site), site.emulated))
+        self.probes.append(_probe(function.name, kind, site))
 
     def _copied(self, function: Function) -> NotTraceable:
         return self._refusal(
@@ -395,6 +415,10 @@ class _Planner:
 
     def _refusal(self, reason: str) -> NotTraceable:
         return NotTraceable(f"{self.binary.path}: {reason}")
+
+
+def _probe(function: str, kind: ProbeKind, site: Site) -> Probe:
+    return Probe(function, kind, site.vaddr, site.file_offset, str(site), site.emulated)
 
 
 def _is_syscall(old: int | None, new: int | None) -> bool:

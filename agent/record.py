@@ -31,6 +31,7 @@ from schedtrace.recording_frames import (
     TargetEnd,
 )
 from schedtrace.session import Session
+from schedtrace.throttle_watch import ThrottleWatch
 
 if TYPE_CHECKING:
     from schedtrace.window import Window
@@ -110,7 +111,7 @@ class RecordingSession:
             stack.enter_context(compilation)
             output = _Output(options.path)
             stack.callback(output.close)
-            self._targets = [stack.enter_context(Watched(pid, syscalls=options.syscalls)) for pid in pids]
+            self._targets = [stack.enter_context(Watched(pid, syscalls=options.syscalls, stops=True)) for pid in pids]
             programs = set().union(*(target.programs_of(watched.plan) for watched in self._targets))
             with explained_by_check():
                 self._session = stack.enter_context(Session(compilation, programs))
@@ -132,6 +133,8 @@ class RecordingSession:
             self._sink = self._make_sink()
             slots = [watched.slot for watched in self._targets]
             self._recorder = Recorder(self._ring, self._writer, self._sink, slots)
+            limits = {watched.slot: watched.cpu_limit() for watched in self._targets}
+            self._throttling = ThrottleWatch({slot: limit for slot, limit in limits.items() if limit})
             self._ended: dict[int, tuple[str, int]] = {}  # slot -> why, threads
             self._stack = stack.pop_all()
 
@@ -171,7 +174,7 @@ class RecordingSession:
             now = monotonic()
             if self._options.duration_seconds and now - start >= self._options.duration_seconds:
                 return "the duration is over"
-            self._recorder.drain()
+            self._drain()
             if self._sink.full:
                 return "the file has reached its limit"
             if now >= next_look:
@@ -180,6 +183,13 @@ class RecordingSession:
                     return ended
             sleep(_LOOK_SECONDS)
         return "interrupted"
+
+    def _drain(self) -> int:
+        """Take what there is; how many events the kernel had sent."""
+        throttled = self._throttling.look()  # before the events that are not older
+        count = self._recorder.drain()
+        self._recorder.add(throttled)
+        return count
 
     def _look_at_targets(self) -> str:
         """Count those that have ended no longer: their PIDs may be others' soon. Why all have, if so."""
@@ -202,9 +212,9 @@ class RecordingSession:
                 self._end(watched, ended)
         # Programs that had begun before count and send for a moment still.
         for _ in range(_QUIET_ATTEMPTS):
-            self._recorder.drain()
+            self._drain()
             looks = [watched.look() for watched in self._targets]
-            if not self._recorder.drain():
+            if not self._drain():
                 break
         self._recorder.end()
         windows = []
@@ -256,6 +266,7 @@ def compilation(
 
 
 def _about(watched: Watched, of_many: bool) -> RecordedTarget:
+    stops = None if isinstance(watched.plan.stops, str) else watched.plan.stops
     more = ("hits by other processes of the same executable: with several targets they are not counted",)
     return RecordedTarget(
         slot=watched.slot,
@@ -266,6 +277,9 @@ def _about(watched: Watched, of_many: bool) -> RecordedTarget:
         unseen=watched.unseen + (more if of_many else ()),
         waits_divided=True,
         goroutines_of_threads=watched.goroutines_known,
+        limit_watched=True,
+        stops_seen=stops is not None,
+        stop_reasons=stops.reasons if stops else (),
     )
 
 

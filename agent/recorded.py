@@ -137,6 +137,9 @@ def _window(recording: Recording, recorded: RecordedTarget, selection: Selection
         overhead_ns=whole.overhead_ns if whole else None,
         ended=end.ended if whole and end else "",
         wait_parts=counts.wait_parts if recorded.waits_divided else None,
+        stops=join.stops(replay.stops, recorded.stop_reasons)
+        if recorded.stops_seen and not selection.is_of_goroutines
+        else None,
     )
 
 

@@ -242,6 +242,11 @@ class Recorder:
         self._look_for_lost()
         return self._ring.taken - begin
 
+    def add(self, events: Array) -> None:
+        """Put in what does not come from the kernel."""
+        if len(events):
+            self._sink.add(events)
+
     def end(self) -> None:
         """There will be no more."""
         self._sink.end()

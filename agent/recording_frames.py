@@ -86,6 +86,12 @@ class RecordedTarget:
     """Do events tell what waits to run were for?"""
     goroutines_of_threads: bool = False
     """Do they tell how long goroutines that ran were off the CPU?"""
+    limit_watched: bool = False
+    """Do they tell of what the CPU limit held back, if there is one?"""
+    stops_seen: bool = False
+    """Do they tell of stops of the world?"""
+    stop_reasons: tuple[str, ...] = ()
+    """Why the world is stopped, by number; none where the runtime doesn't tell."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from schedtrace import abi
 from schedtrace.abi import GoroutineState as State
 from schedtrace.abi import LostReason, OffCpu, WakeCause
-from schedtrace.events import CGROUP, SWITCH, WAIT, Array, EventType, Flag, of_type
+from schedtrace.events import CGROUP, STOP, SWITCH, WAIT, Array, EventType, Flag, of_type
 from schedtrace.histogram import SLOTS
 from schedtrace.lives import NOBODY, Lives
 from schedtrace.session import Snapshot
@@ -29,6 +29,8 @@ _OFF_CPU_TOTALS = np.dtype(abi.OffCpuTotals)
 _GOROUTINE = np.dtype(abi.Goroutine)
 _LIVING = np.dtype([("number", "<i8"), ("goroutine", _GOROUTINE)])
 _NONE = _UNSEEN
+_HISTOGRAM = np.dtype(abi.Histogram)
+_MOST_STOP_REASONS = 1 << 8
 _KEPT_NS = 1_000_000_000
 
 
@@ -62,6 +64,8 @@ class Replay:
         self._living = np.zeros(0, _LIVING)
         self._functions: dict[int, Any] = {}
         self._threads: set[int] = set()
+        self.stops: Array = np.zeros(_MOST_STOP_REASONS, _HISTOGRAM)
+        """Of the world, by the number of the reason, as records of struct histogram: those whose beginning is known."""
 
     def add(self, events: Array) -> None:
         """Count these."""
@@ -81,6 +85,7 @@ class Replay:
         if self._selected is None:
             self._count_threads(of_type(events, EventType.THREAD_ON, EventType.THREAD_OFF))
             self._count_off_cpu(of_type(events, EventType.OFF_CPU))
+            self._count_stops(of_type(events, EventType.STOP))
             self._threads.update(np.unique(moves["tid"][inside]).tolist())
             cgroups: Array = of_type(events, EventType.CGROUP).view(CGROUP)
             if len(cgroups):
@@ -241,6 +246,11 @@ class Replay:
             for name in ("times", "run_queue_ns", "blocked_ns"):
                 into[name] += more[name]
             into["max_ns"] = max(into["max_ns"], more["max_ns"])
+
+    def _count_stops(self, stops: Array) -> None:
+        stops = stops[(stops["time_ns"] >= self._span.since_ns) & (stops["since_ns"] != 0)].view(STOP)
+        ns = _length_ns(stops)
+        _record(self.stops, stops["reason"], np.searchsorted(_BOUNDS_NS, ns), ns)
 
     @property
     def threads(self) -> int:

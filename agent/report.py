@@ -34,6 +34,7 @@ from schedtrace.report_samples import (
     quantile,
     quantiles,
     sampled_latency,
+    stops_by_name,
     stops_of_the_world,
 )
 from schedtrace.window import Samples, StateTime, Throttling, Window
@@ -68,6 +69,7 @@ def summary(window: Window) -> Text:
             *_sched_latency(window),
             *([Text(), _bars(latency)] if latency.count else []),
             *parts_of_waits(window.wait_parts, "goroutines"),
+            *_stops(window),
             *_run_queue(window),
             *_off_cpu(window),
             *_functions_off_cpu(window, _TOP_FUNCTIONS),
@@ -103,6 +105,14 @@ def _sampled_summary(window: Window, samples: Samples) -> Text:
 def what_samples_waited_for(samples: Samples) -> list[Text]:
     """At the sampled level."""
     return [*parts_of_waits(samples.parts, _SAMPLED), *stops_of_the_world(samples)]
+
+
+def _stops(window: Window) -> list[Text]:
+    """As a recording has them."""
+    if not window.stops:
+        return []
+    in_order = sorted(window.stops.items(), key=lambda item: -item[1].sum_ns)
+    return stops_by_name("until it is to be started again", {printable(reason): h for reason, h in in_order})
 
 
 @dataclass

@@ -45,6 +45,11 @@ def window_json(window: Window) -> Json:
             }
             for f in window.off_cpu_functions
         ],
+        **(
+            {}
+            if window.stops is None
+            else {"stop_the_world": {reason: _histogram(h) for reason, h in sorted(window.stops.items())}}
+        ),
         "throttling": None
         if window.throttling is None
         else {

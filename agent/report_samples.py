@@ -1,5 +1,7 @@
 """Rows of numbers about histograms, and what the sampled level saw, for people. Pure."""
 
+from collections.abc import Mapping
+
 from rich.text import Text
 
 from schedtrace.formatting import columns, count, duration, heading, paragraph, rough_duration, share
@@ -72,12 +74,16 @@ def stops_of_the_world(samples: Samples) -> list[Text]:
     """Each stop, not a sample."""
     if not samples.stop_the_world:
         return []
-    title = heading("Stops of the world", "all; until the last has stopped, and until all run again")
-    rows = [
-        (_STOPS[name], *quantiles(h), duration(h.sum_ns)) for name, h in samples.stop_the_world.items() if h.count
-    ]
-    if not rows:
+    named = {_STOPS[name]: histogram for name, histogram in samples.stop_the_world.items() if histogram.count}
+    return stops_by_name("all; until the last has stopped, and until all run again", named)
+
+
+def stops_by_name(remark: str, named: Mapping[str, Histogram]) -> list[Text]:
+    """Histograms of stops."""
+    title = heading("Stops of the world", remark)
+    if not named:
         return [Text(), title, paragraph("none")]
+    rows = [(name, *quantiles(h), duration(h.sum_ns)) for name, h in named.items()]
     return [Text(), title, columns(("stop", "count", *QUANTILES, "total"), rows, "<>>>>>>")]
 
 

@@ -49,6 +49,8 @@ def record_of(plan: ProbePlan, load_bias: int) -> abi.Target:
         reasons_of(plan),
         stale_reasons=bool(layout and layout.minor <= _STALE_REASONS_UNTIL),
     )
+    if not isinstance(plan.stops, str):
+        record.stop_reasons, record.start_told = len(plan.stops.reasons), plan.stops.start_told
     for i, probe in enumerate(plan.probes):
         record.sites[i] = load_bias + probe.vaddr
         record.kinds[i] = probe.kind

@@ -57,11 +57,15 @@ def where(condition: Array, column: Array) -> Array:
     return np.where(condition[:, None], column, np.uint8(0))
 
 
+def joined(count: int, columns: Sequence[Column]) -> Array:
+    """Columns side by side, as one of ``count`` lines."""
+    rows: Array = np.concatenate([_spread(column, count) for column in columns], axis=1)
+    return rows
+
+
 def lines(count: int, columns: Sequence[Column]) -> bytes:
     """The columns side by side, in ``count`` lines."""
-    whole = [_spread(column, count) for column in columns]
-    rows = np.concatenate(whole, axis=1)
-    flat: Array = rows.reshape(-1)
+    flat: Array = joined(count, columns).reshape(-1)
     content: bytes = flat[flat != 0].tobytes()
     return content
 

@@ -20,6 +20,7 @@ from schedtrace.events import EVENT, Array, EventType, Flag, of_type
 from schedtrace.last_seen import LastSeen
 from schedtrace.lives import NOBODY, Lives, wakers
 from schedtrace.recording import Recording
+from schedtrace.throttles import WANTS_CPU_MASK, Throttles
 from schedtrace.window import STATES
 
 UNCERTAIN = int(State.COUNT)
@@ -53,7 +54,6 @@ _SEEN = np.dtype([("time_ns", "<i8"), ("flow", "<u8"), ("tid", "<u4"), ("slot", 
                   ("cause", "u1"), ("reason", "u1")])  # fmt: skip
 _SWITCHED = np.dtype([("time_ns", "<i8"), ("slot", "<u2"), ("cpu", "<u2"), ("type", "u1"), ("prev_state", "<u4")])
 _BLOCK_EVENTS = 1 << 16
-_WANTS_CPU_MASK = 0xFF  # none of these bits of prev_state: it still wants to run
 _EXITED_MASK = 0x10 | 0x20 | 0x80  # EXIT_DEAD, EXIT_ZOMBIE, TASK_DEAD
 
 
@@ -75,6 +75,10 @@ class Block:
     """Those of the spans in which a goroutine had a thread, running or in a system call, for that thread's track."""
     kernel: Array
     """Records of :data:`THREAD_SPAN`."""
+    stops: Array
+    """Of the world, records of :data:`schedtrace.events.STOP`. One whose beginning is not known lasts no time here."""
+    throttles: Array
+    """Records of :data:`schedtrace.throttles.THROTTLE`."""
 
 
 class Timeline:
@@ -89,16 +93,24 @@ class Timeline:
         """When the first and the last thing happened, or recording began or ended if that was before or after."""
         self.transitions = 0
         """In the file."""
+        stopped: set[int] = set()
+        throttled: set[int] = set()
         for events in self._chunks():
             moves, _ = lives.follow(events)
+            stopped.update(np.unique(of_type(events, EventType.STOP)["slot"]).tolist())
+            held = of_type(events, EventType.THROTTLED)
+            throttled.update(np.unique(held["slot"]).tolist())
             self.transitions += len(moves)
             self.last_ns = max(self.last_ns, int(events["time_ns"].max()))
             self.first_ns = min(self.first_ns, int(events["time_ns"].min()))
+            events = events[events["type"] != EventType.THROTTLED] if len(held) else events  # those are of no thread
             tids = np.union1d(tids, events["slot"].astype(np.uint64) << np.uint64(32) | events["tid"])
         self.lives: Array = lives.table
         """Records of :data:`schedtrace.lives.LIFE`, by number, with all that became known of them."""
         self.threads: Array = np.array([(t >> 32, t & 0xFFFFFFFF) for t in tids.tolist()], "<i8").reshape(-1, 2)
         """Slot and tid of each thread."""
+        self.stopped, self.throttled = sorted(stopped), sorted(throttled)
+        """Slots of the targets whose world was stopped, and of those that a CPU limit held back."""
         ended = [end.time_ns for end in recording.ends.values()]
         self.last_ns = max([self.last_ns, *ended, *([recording.footer.time_ns] if recording.footer else [])])
         self.clipped = 0
@@ -130,21 +142,35 @@ class Timeline:
         self.clipped = 0
         lives, seen = Lives(), _Goroutines(self.started_ns())
         threads, runs, waking = _Threads(), _Runs(), _Wakers()
+        stopped, throttles = _Stops(), self._throttles()
         for events in self._chunks():
             moves, numbers = lives.follow(events)
             by, flows = waking.of(moves, numbers)
             spans = seen.spans(moves, numbers, flows)
             switches = of_type(events, EventType.THREAD_ON, EventType.THREAD_OFF)
-            yield Block(moves, numbers, by, flows, spans, runs.of(spans), threads.spans(switches))
+            stops = stopped.of(of_type(events, EventType.STOP))
+            held = throttles.of(switches, of_type(events, EventType.THROTTLED))
+            yield Block(moves, numbers, by, flows, spans, runs.of(spans), threads.spans(switches), stops, held)
         ends = np.full(1 << 16, self.last_ns, np.int64)
         for slot, end in self._recording.ends.items():
             ends[slot & 0xFFFF] = end.time_ns
         spans, kernel = seen.open(ends, lives.current), threads.open(ends)
         no_moves, none = Lives().follow(np.zeros(0, EVENT))
+        no_stops = stopped.of(of_type(np.zeros(0, EVENT), EventType.STOP))
+        no_flows, no_spans, held = none.astype(np.uint64), spans[:0], throttles.rest()
+        if len(held):
+            yield Block(no_moves, none, none, no_flows, no_spans, no_spans, kernel[:0], no_stops, held)
         for start in range(0, max(len(spans), len(kernel)), _BLOCK_EVENTS):
             some, of_threads = (each[start : start + _BLOCK_EVENTS] for each in (spans, kernel))
-            yield Block(no_moves, none, none, none.astype(np.uint64), some, runs.of(some), of_threads)
-        self.clipped = seen.clipped + runs.clipped + threads.clipped
+            yield Block(no_moves, none, none, no_flows, some, runs.of(some), of_threads, no_stops, held[:0])
+        self.clipped = seen.clipped + runs.clipped + threads.clipped + stopped.clipped
+
+
+    def _throttles(self) -> Throttles:
+        recording = self._recording
+        gaps = [(gap.since_ns, gap.until_ns) for gap in recording.gaps]
+        lost = [(one.since_ns, one.until_ns) for one in recording.lost]
+        return Throttles(self.throttled, gaps + lost)
 
 
 class _Goroutines:
@@ -237,6 +263,25 @@ class _Runs:
         return runs
 
 
+class _Stops:
+    """When the world of each target was last started again."""
+
+    def __init__(self) -> None:
+        self._last = LastSeen(np.dtype([("end_ns", "<i8")]))
+        self.clipped = 0
+
+    def of(self, stops: Array) -> Array:
+        """As in a block."""
+        known = stops["since_ns"] != 0
+        now = np.zeros(len(stops), [("end_ns", "<i8")])
+        now["end_ns"] = stops["time_ns"]
+        found, before = self._last.replace(stops["slot"].astype(np.int64), now)
+        self.clipped += int((known & found & (stops["since_ns"].astype(np.int64) < before["end_ns"])).sum())
+        since_ns = np.maximum(stops["since_ns"].astype(np.int64), before["end_ns"])
+        stops["since_ns"] = np.where(known, np.minimum(since_ns, now["end_ns"]), now["end_ns"])
+        return stops
+
+
 class _Threads:
     """What the kernel did to each thread last."""
 
@@ -274,7 +319,7 @@ class _Threads:
         spans = np.zeros(len(tids), THREAD_SPAN)
         spans["tid"], spans["slot"], spans["begin_ns"], spans["is_open"] = tids, last["slot"], last["time_ns"], True
         spans["end_ns"] = np.maximum(ends_ns[last["slot"]], last["time_ns"])
-        wants_cpu = (last["prev_state"] & _WANTS_CPU_MASK) == 0
+        wants_cpu = (last["prev_state"] & WANTS_CPU_MASK) == 0
         spans["state"] = np.where(off, np.where(wants_cpu, RUNNABLE, OFF_CPU), ON_CPU)
         spans["cpu"] = np.where(off, 0, last["cpu"])
         return spans
@@ -320,7 +365,7 @@ def _thread_spans(
 
 
 def _is_blocked(prev_state: Array) -> Array:
-    blocked: Array = ((prev_state & _WANTS_CPU_MASK) != 0) & ((prev_state & _EXITED_MASK) == 0)
+    blocked: Array = ((prev_state & WANTS_CPU_MASK) != 0) & ((prev_state & _EXITED_MASK) == 0)
     return blocked
 
 

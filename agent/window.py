@@ -247,6 +247,9 @@ class Window:
     order."""
     wait_parts: WaitParts | None = None
     """Of all time in ``sched_latency``; None at the sampled level."""
+    stops: Mapping[str, Histogram] | None = None
+    """Of the world, by reason: from when it was to be stopped until it was to be started again. Only of recordings, and
+    None where these can't tell."""
     samples: Samples | None = None
     """At the sampled level, where goroutines are not followed: no transitions, states, waits and functions then."""
 

@@ -10,6 +10,7 @@
 #define GO_ARG0(ctx) ((ctx)->ax)
 #define GO_ARG1(ctx) ((ctx)->bx)
 #define GO_ARG2(ctx) ((ctx)->cx)
+#define GO_ARG3(ctx) ((ctx)->di)
 #define GO_CURRENT_G(ctx) ((ctx)->r14)
 #define PROBED_ADDRESS(ctx) ((ctx)->ip)
 /* A direct call in the bytes before `pc`, and where it goes. */
@@ -20,6 +21,7 @@
 #define GO_ARG0(ctx) ((ctx)->regs[0])
 #define GO_ARG1(ctx) ((ctx)->regs[1])
 #define GO_ARG2(ctx) ((ctx)->regs[2])
+#define GO_ARG3(ctx) ((ctx)->regs[3])
 #define GO_CURRENT_G(ctx) ((ctx)->regs[28])
 #define PROBED_ADDRESS(ctx) ((ctx)->pc)
 #define CALL_SIZE 4

@@ -11,6 +11,7 @@
 #include "moves.h"
 #include "thread.h"
 #include "wait_parts.h"
+#include "world.h"
 #ifdef WITH_ON_RECORD
 #include "record.h"
 #endif
@@ -43,7 +44,8 @@ int on_probe(struct pt_regs *ctx)
 	if (!begin(&hit, PROBED_ADDRESS(ctx)))
 		return 0;
 	if (!states_of_move(ctx, hit.kind, &move, &gp)) {
-		lost(hit.stats, LOST_PROBE_UNKNOWN);
+		if (!stop_or_start_world(ctx, &hit))
+			lost(hit.stats, LOST_PROBE_UNKNOWN);
 		return 0;
 	}
 	/* A new g before its life, a growing stack, a leak report: no change of what the goroutine is doing. */

@@ -61,7 +61,9 @@ enum probe_kind {
 	KIND_SYSCALL_EXIT_NO_P = 13, /* exitsyscallNoP(gp), exitsyscall0(gp) up to Go 1.25: back, and no P is free */
 	KIND_COROUTINE_SWITCH = 14, /* coroswitch_m(gp): gp stops or ends, and the goroutine of its coroutine runs at once */
 	KIND_RECORD = 15,           /* (*timeHistogram).record(h, ns): the runtime's own sample of how long something took */
-	KIND_COUNT = 16,
+	KIND_STOP_WORLD = 16,       /* stopTheWorldWithSema(reason); up to Go 1.20 without a reason */
+	KIND_START_WORLD = 17,      /* startTheWorldWithSema(now, reason, began, stopped, ...); so from Go 1.23 */
+	KIND_COUNT = 18,
 };
 
 /* What the runtime hands to its histograms, by which of them it is. */
@@ -119,6 +121,7 @@ enum off_cpu {
 #define HITS_BATCH 16        /* see target.hits: a limit is overshot by at most so many a CPU and site, less one */
 #define NO_LIMIT 0xffffffffffffffffULL
 #define WAITS_KEPT 4         /* waits of a thread for a CPU, the last ones */
+#define STOP_REASON_UNKNOWN 0 /* as Go has it */
 #define INJECT_LIMIT 256     /* what netpoll can hand over at once: 128 events, of which each may wake two */
 
 struct histogram {
@@ -133,6 +136,7 @@ struct target {
 	__u64 hits;                  /* of its probes: only every HITS_BATCH-th of a site on a CPU looks, and adds so many */
 	__u64 hits_limit;            /* that many hits end the window; NO_LIMIT */
 	__u64 running_reasons;       /* bit r: waiting for reason r in fact runs on the system stack */
+	__u64 stop_since_ns;         /* since when the world is stopped, or being stopped; 0: it is not, or not known */
 	__u64 sites[SITE_LIMIT];     /* run-time addresses of its probes, the hottest first; 0 ends the list */
 	__u8 kinds[SITE_LIMIT];      /* enum probe_kind of each of sites */
 	__u32 slot;                  /* index into stats */
@@ -147,7 +151,10 @@ struct target {
 	__u16 coro_gp;
 	__u16 g_goid;
 	__u8 coroutine_reason;       /* number of the wait reason "coroutine" */
-	__u8 padding[5];
+	__u8 stop_reasons;           /* how many reasons there are to stop the world; 0: they are not told */
+	__u8 stop_reason;            /* of that stop */
+	__u8 start_told;             /* whether startTheWorldWithSema is told when all had stopped */
+	__u8 padding[2];
 	__u8 cause_of_reason[REASON_COUNT]; /* wait reason -> enum wake_cause */
 };
 
@@ -308,6 +315,8 @@ enum event_type {
 	EVENT_CGROUP = 5,
 	EVENT_OFF_CPU = 6,
 	EVENT_WAIT = 7,
+	EVENT_STOP = 8,
+	EVENT_THROTTLED = 9,         /* made by the recorder, which reads cpu.stat: there is no struct for it here */
 };
 
 enum event_flag {
@@ -394,6 +403,18 @@ struct wait_event {
 	__u64 g;
 	__u64 kernel_ns;
 	__u64 undivided_ns;
+};
+
+struct stop_event {
+	__u64 time_ns;
+	__u8 type;
+	__u8 flags;
+	__u16 slot;
+	__u32 tid;
+	__u64 since_ns;
+	__u64 stopped_ns;
+	__u8 reason;
+	__u8 padding[7];
 };
 
 /* threads[tid] of processes whose threads are watched. */

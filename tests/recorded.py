@@ -77,12 +77,14 @@ def recording(
 
 
 def in_one_order(window: Window) -> Window:
-    """States and functions with the same time come in any order. Single goroutines are shown while one watches only."""
+    """States and functions with the same time come in any order. Single goroutines are shown while one watches only,
+    stops of the world of recordings only."""
     return replace(
         window,
         functions=tuple(sorted(window.functions, key=lambda f: f.function)),
         off_cpu_functions=tuple(sorted(window.off_cpu_functions, key=lambda f: f.function)),
         worst=(),
+        stops=None,
         states=tuple(sorted(window.states, key=lambda s: (s.state, s.reason))),
     )
 

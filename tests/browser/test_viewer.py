@@ -1,15 +1,18 @@
 """Exported traces in a real viewer: its trace processor finds what was recorded, and its screen shows it."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome
 
 from schedtrace.export_chrome import GOROUTINES, process_number
 from tests.browser.conftest import until, viewing
-from tests.unit.recordings import STARTED_NS, stored
+from tests.unit.recordings import STARTED_NS, TARGET, stored, written
 from tests.unit.simulated import FIRST_TID, Simulation
-from tests.unit.test_export import exported, label
+from tests.unit.test_export import STOPS_AND_THROTTLES, exported, label
+
+_WHOLE = {"stop the world", "CPU limit"}
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,22 @@ def test_a_perfetto_trace(browser: Chrome, simulation: Simulation, path: str) ->
         viewer.expand()
         expected = {"server 1234", "goroutines", "recording", "G7 main.worker", "G8 b.(*Pool).serve", f"M {FIRST_TID}"}
         until(lambda: expected <= viewer.tracks())
+
+
+def test_stops_and_throttles(browser: Chrome, tmp_path: Path) -> None:
+    path = stored(tmp_path, written(TARGET, STOPS_AND_THROTTLES))
+    for form in ("perfetto", "chrome"):
+        with viewing(browser, exported(form, path)) as viewer:
+            wanted = "'throttled', 'GC mark termination', 'reason not known'"
+            found = viewer.query(f"select name, dur from slice where name in ({wanted})")
+            assert sorted(map(tuple, found)) == [
+                ("GC mark termination", 1_500),
+                ("reason not known", 0),
+                ("reason not known", 400),
+                ("throttled", 86_000),
+            ]
+            viewer.expand()
+            until(lambda: {n for track in viewer.tracks() for n in _WHOLE if track.startswith(n)} == _WHOLE)
 
 
 def test_chromes_json(browser: Chrome, simulation: Simulation, path: str) -> None:

@@ -38,6 +38,9 @@ TARGET = recording_frames.RecordedTarget(
     unseen=("system calls",),
     waits_divided=True,
     goroutines_of_threads=True,
+    limit_watched=True,
+    stops_seen=True,
+    stop_reasons=("unknown", "GC mark termination", "read mem stats"),
 )
 END = recording_frames.TargetEnd(
     slot=1,
@@ -101,6 +104,28 @@ def wait(time_ns: int, kernel_ns: int, undivided_ns: int = 0, **fields: int) -> 
     for name, value in {"time_ns": STARTED_NS + time_ns, "kernel_ns": kernel_ns, **given}.items():
         event[name] = value
     event["undivided_ns"] = undivided_ns
+    return event.view(events.EVENT)
+
+
+def stop(time_ns: int, since_ns: int | None, stopped_ns: int | None = None, **fields: int) -> Any:
+    """The world is to be started again; None: not known when."""
+    event = np.zeros(1, events.STOP)
+    given = {"type": EventType.STOP, "slot": 1, "tid": 101, **fields}
+    given |= {} if since_ns is not None else {"flags": Flag.BEGAN_BEFORE}
+    known = {name: ns for name, ns in (("since_ns", since_ns), ("stopped_ns", stopped_ns)) if ns is not None}
+    given |= {name: STARTED_NS + ns for name, ns in known.items()}
+    for name, value in {"time_ns": STARTED_NS + time_ns, **given}.items():
+        event[name] = value
+    return event.view(events.EVENT)
+
+
+def throttled(time_ns: int, since_ns: int, throttled_ns: int, periods: int = 1, **fields: int) -> Any:
+    """The counters of the CPU limit have grown."""
+    event = np.zeros(1, events.THROTTLED)
+    given = {"type": EventType.THROTTLED, "slot": 1, "throttled_ns": throttled_ns, "periods": periods, **fields}
+    given |= {"time_ns": STARTED_NS + time_ns, "since_ns": STARTED_NS + since_ns}
+    for name, value in given.items():
+        event[name] = value
     return event.view(events.EVENT)
 
 

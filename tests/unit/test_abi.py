@@ -97,7 +97,7 @@ def test_every_struct_and_enum_of_types_h_has_a_twin() -> None:
 def test_constants_are_those_of_types_h(tmp_path: Path) -> None:
     names = (
         *("HISTOGRAM_SLOTS", "REASON_COUNT", "REASON_UNKNOWN", "OFFSET_UNKNOWN", "SITE_LIMIT", "HITS_BATCH"),
-        "WAITS_KEPT",
+        *("WAITS_KEPT", "STOP_REASON_UNKNOWN"),
     )
     (tmp_path / "constants.c").write_text('#include "types.h"\n' + "".join(f'@ "{n}" {n}\n' for n in names))
     output = subprocess.run(

@@ -145,7 +145,7 @@ def test_perfetto_says_what_is_missing(tmp_path: Path) -> None:
     about = next(one for one in trace.instants if one.name == "about this recording")
     assert about.track == "recording"
     said = [text for name, text in about.annotations if name.startswith("remark")]
-    assert any("when the world was stopped" in text and "which P" in text for text in said)
+    assert "not in a recording: which P a thread had" in said
     on_recording = {
         (s.name, s.begin_ns - STARTED_NS, s.end_ns - STARTED_NS) for s in trace.slices if s.track == "recording"
     }
@@ -227,7 +227,7 @@ def test_chrome_has_every_span_and_arrow(simulation: Simulation, path: str) -> N
     assert len({e["tid"] for e in events if e["ph"] == "X"}) == len(
         {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"}
     )
-    assert trace["otherData"]["remarks"][-1].startswith("not in a recording: when the world was stopped")
+    assert trace["otherData"]["remarks"][-1] == "not in a recording: which P a thread had"
 
 
 # CSV
@@ -376,6 +376,92 @@ def test_time_is_spread_over_slices() -> None:
     assert found.tolist() == expected.tolist()
 
 
+# What happens to all of a process
+
+STOPS_AND_THROTTLES = np.concatenate([
+    recordings.goroutine(0),
+    transition(1_000, WAITING, RUNNABLE, since_ns=500, cause=3),
+    recordings.stop(3_000, 1_500, 2_000, reason=1),
+    recordings.switch(4_000, EventType.THREAD_OFF, prev_state=0, cpu=1),
+    recordings.stop(4_500, None),
+    recordings.stop(5_000, 4_600, reason=9),
+    recordings.switch(90_000, EventType.THREAD_ON, 4_000, cpu=1),
+    recordings.throttled(91_000, 80_000, 86_000),
+    recordings.throttled(191_000, 180_000, 50_000, periods=2),
+    recordings.switch(200_000, EventType.THREAD_OFF, prev_state=1, cpu=1),
+])  # fmt: skip
+"""Three stops, of one of which the beginning is not known and of another the reason; and the CPU limit has held a
+thread back twice, of which it is not known the second time when that was."""
+
+
+@pytest.fixture
+def held_path(tmp_path: Path) -> str:
+    return stored(tmp_path, written(recordings.TARGET, STOPS_AND_THROTTLES))
+
+
+def test_perfetto_has_stops_and_throttles(held_path: str) -> None:
+    trace = perfetto_trace.read(exported("perfetto", held_path))
+    found = [
+        (s.track, s.name, s.begin_ns - STARTED_NS, s.end_ns - STARTED_NS, dict(s.annotations))
+        for s in [*trace.slices, *trace.instants]
+        if {"stop", "limit"} & {*s.categories}
+    ]
+    assert sorted(found, key=str) == sorted(
+        [
+            ("stop the world", "GC mark termination", 1_500, 3_000, {"tid": 101, "stopping_ns": 500}),
+            ("stop the world", "reason not known", 4_500, 4_500, {"tid": 101}),
+            ("stop the world", "reason not known", 4_600, 5_000, {"tid": 101}),
+            ("CPU limit", "throttled", 4_000, 90_000, {"periods": 1, "throttled_ns": 86_000}),
+            ("CPU limit", "throttled, some time before", 191_000, 191_000, {"periods": 2, "throttled_ns": 50_000}),
+        ],
+        key=str,
+    )
+    process = next(t for t in trace.tracks.values() if t.HasField("process"))
+    assert {t.name for t in trace.tracks.values() if t.parent_uuid == process.uuid} == {
+        *("goroutines", "stop the world", "CPU limit")
+    }
+
+
+def test_chrome_has_stops_and_throttles(held_path: str) -> None:
+    events = json.loads(exported("chrome", held_path))["traceEvents"]
+    number = export_chrome.process_number(0, export_chrome.WHOLE)
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == number}
+    own = [e for e in events if e["pid"] == number and e["ph"] == "X"]
+    assert [(names[e["tid"]], e["name"], e["ts"], e["dur"], e["args"]) for e in own] == [
+        ("stop the world", "GC mark termination", 1.5, 1.5, {"tid": 101, "stopping_ns": 500}),
+        ("stop the world", "reason not known", 4.5, 0.0, {"tid": 101}),
+        ("stop the world", "reason not known", 4.6, 0.4, {"tid": 101}),
+        ("CPU limit", "throttled", 4.0, 86.0, {"periods": 1, "throttled_ns": 86_000}),
+        ("CPU limit", "throttled, some time before", 191.0, 0.0, {"periods": 2, "throttled_ns": 50_000}),
+    ]
+    assert "server 1234, the process" in {e["args"]["name"] for e in events if e["name"] == "process_name"}
+
+
+def test_csv_has_stops_and_throttles(held_path: str) -> None:
+    rows = list(csv.DictReader(io.StringIO(exported("csv", held_path).decode(), newline="")))
+    columns = ("time_ns", "pid", "tid", "left", "left_ns", "reason", "remark")
+    own = [row for row in rows if row["left"] in ("stop the world", "CPU limit")]
+    assert [tuple(row[column] for column in columns) for row in own] == [
+        ("3000", "1234", "101", "stop the world", "1500", "GC mark termination", ""),
+        ("4500", "1234", "101", "stop the world", "", "reason not known", "began before"),
+        ("5000", "1234", "101", "stop the world", "400", "reason not known", ""),
+        ("90000", "1234", "", "CPU limit", "86000", "periods=1 throttled_ns=86000", ""),
+        ("191000", "1234", "", "CPU limit", "", "periods=2 throttled_ns=50000", "some time before"),
+    ]
+    assert all(int(row["unix_ns"]) - int(row["time_ns"]) == recordings.HEADER.started_wall_ns for row in rows)
+    assert not any(row[column] for row in rows[1:] for column in ("goroutine", "from", "to", "cause", "waker"))
+
+
+def test_html_has_stops_and_throttles(held_path: str) -> None:
+    rows = [row for row in _Page(exported("html", held_path).decode()).rows if len(row) == 4]
+    assert [[cell.partition("\n")[0] for cell in row] for row in rows] == [
+        ["held back by", "times", "in all", "longest"],
+        ["CPU limit", "1", "86.0 µs", "86.0 µs"],
+        ["stop the world: GC mark termination", "1", "1.50 µs", "1.50 µs"],
+        ["stop the world: reason not known", "2", "400 ns", "400 ns"],
+    ]
+
+
 # All
 
 
@@ -385,9 +471,10 @@ def test_names_of_strangers_do_no_harm(tmp_path: Path, form: str) -> None:
     target = recording_frames.RecordedTarget(**{
         **vars(recordings.TARGET), "target": recordings.TARGET.target.__class__(**{
             **vars(recordings.TARGET.target), "name": evil, "go_version": evil}),
-        "reasons": ("", evil, evil), "unseen": (evil,),
+        "reasons": ("", evil, evil), "unseen": (evil,), "stop_reasons": (evil, evil),
     })  # fmt: skip
-    content = written(target, recordings.some_events(), recording_frames.Symbols(1, {recordings.START_PC: evil}))
+    events = np.concatenate([recordings.some_events(), recordings.stop(9_900, 9_800, reason=1)])
+    content = written(target, events, recording_frames.Symbols(1, {recordings.START_PC: evil}))
     text = exported(form, stored(tmp_path, content))
     assert b"\x1b[2J" not in text
     if form == "chrome":
@@ -419,5 +506,9 @@ def test_extreme_times(tmp_path: Path, form: str) -> None:
         transition(-STARTED_NS, WAITING, RUNNABLE, since_ns=last),
         recordings.switch(last, EventType.THREAD_ON, 1 - STARTED_NS),
         recordings.switch(-STARTED_NS, EventType.THREAD_OFF),
+        recordings.stop(last, 1 - STARTED_NS, 1 - STARTED_NS),
+        recordings.stop(-STARTED_NS, None),
+        recordings.throttled(last, -STARTED_NS, (1 << 63) - 1, periods=(1 << 32) - 1),
+        recordings.throttled(-STARTED_NS, -STARTED_NS, 0),
     ])  # fmt: skip
     assert exported(form, stored(tmp_path, written(recordings.TARGET, events)))

@@ -98,7 +98,7 @@ def test_only_symbols_reads_executables_with_libraries(library: str) -> None:
 
 def test_only_plans_call_symbols() -> None:
     callers = {name for name in importers("schedtrace.symbols") if name.startswith("agent/")}
-    assert callers <= {"agent/plan.py", "agent/runtime_plan.py", "agent/sampled_plan.py"}
+    assert callers <= {f"agent/{name}plan.py" for name in ("", "runtime_", "sampled_", "stops_")}
 
 
 def test_symbols_knows_nothing_of_the_agent_but_its_errors() -> None:

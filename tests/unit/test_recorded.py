@@ -28,6 +28,7 @@ from tests.unit.recordings import (
     goroutine,
     some_events,
     some_events_and_what_threads_do,
+    stop,
     stored,
     transition,
     whole_file,
@@ -67,6 +68,36 @@ def test_a_whole_recording(tmp_path: Path) -> None:
         ("runnable", ""): (3_000 + 9_000_000 - 9_500, 2),
         ("running", ""): (4_000, 1),
     }
+
+
+def test_stops_of_the_world(tmp_path: Path) -> None:
+    """By reason: those that ended in the time that is asked for, and of which the beginning is known."""
+    stops = (stop(3_000, 1_000, reason=1), stop(4_000, 3_500), stop(5_000, None), stop(7_000, 6_000, 6_500, reason=1),
+             stop(8_000, 7_200, reason=200))  # fmt: skip
+    events = np.concatenate([some_events(), *stops])
+    (window,) = _windows(tmp_path, _good(events=events))
+    assert window.stops
+    assert {reason: (h.count, h.sum_ns, h.max_ns) for reason, h in window.stops.items()} == {
+        "GC mark termination": (2, 3_000, 2_000),
+        "reason not known": (2, 1_300, 800),
+    }
+    (late,) = _windows(tmp_path, _good(events=events), Selection(since_seconds=5e-6))
+    assert late.stops
+    assert {reason: (h.count, h.sum_ns) for reason, h in late.stops.items()} == {
+        "GC mark termination": (1, 1_000), "reason not known": (1, 800)
+    }  # fmt: skip
+    (one,) = _windows(tmp_path, _good(events=events), Selection(function="main.worker"))
+    assert one.stops is None
+    content = _good(events=events)
+    (unseen,) = _windows(tmp_path, content.replace(b"stops_seen\xc3", b"stops_seen\xc2"))
+    assert unseen.stops is None
+    text = run("report", stored(tmp_path, content)).stdout.splitlines()
+    place = text.index("Stops of the world  until it is to be started again")
+    shown = [line.strip().split("  ")[0] for line in text[place + 2 : place + 4]]
+    assert shown == ["GC mark termination", "reason not known"]
+    stopped = json.loads(run("report", stored(tmp_path, content), "--json").stdout)["stop_the_world"]
+    assert stopped["reason not known"]["count"] == 2
+    assert "stop_the_world" not in window_json(replace(window, stops=None))
 
 
 def test_what_waits_were_for_and_who_was_off_the_cpu(tmp_path: Path) -> None:

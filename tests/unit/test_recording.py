@@ -27,7 +27,9 @@ from tests.unit.recordings import (
     G,
     off_cpu,
     some_events,
+    stop,
     stored,
+    throttled,
     wait,
     whole_file,
     written,
@@ -249,6 +251,12 @@ HOSTILE = {
     "a_wait_beyond_all": _with(FrameKind.EVENTS, wait(10, 1 << 63).tobytes()),
     "awake_before_it_was_off": _with(FrameKind.EVENTS, off_cpu(10, 5, 4).tobytes()),
     "awake_after_it_was_on": _with(FrameKind.EVENTS, off_cpu(10, 5, 11).tobytes()),
+    "a_stop_that_begins_after_its_end": _with(FrameKind.EVENTS, stop(10, 11).tobytes()),
+    "stopped_before_it_was_to_be": _with(FrameKind.EVENTS, stop(10, 5, 4).tobytes()),
+    "stopped_after_the_end": _with(FrameKind.EVENTS, stop(10, 5, 11).tobytes()),
+    "throttled_before_its_beginning": _with(FrameKind.EVENTS, throttled(10, 11, 1).tobytes()),
+    "throttled_beyond_all": _with(FrameKind.EVENTS, throttled(10, 5, 1 << 63).tobytes()),
+    "reasons_of_stops_that_are_none": _with(FrameKind.TARGET, _changed(TARGET, stop_reasons=[1])),
     "an_unknown_reason": _with(FrameKind.EVENTS, _event(reason=64)),
     "a_time_beyond_all": _with(FrameKind.EVENTS, _event(time_ns=1 << 63)),
     "a_beginning_beyond_all": _with(FrameKind.EVENTS, _event(since_ns=1 << 63)),
@@ -297,8 +305,9 @@ def test_hostile_files_take_little_memory(tmp_path: Path) -> None:
     assert 0 <= int(done.stdout) < 100  # MiB
 
 
-def test_a_byte_changed_anywhere_makes_no_other_error(tmp_path: Path) -> None:
-    content = bytearray(whole_file())
+@pytest.mark.parametrize("whole", [whole_file(), written(TARGET, stop(9, 5, 7), throttled(10, 5, 4))])
+def test_a_byte_changed_anywhere_makes_no_other_error(tmp_path: Path, whole: bytes) -> None:
+    content = bytearray(whole)
     path = tmp_path / "changed.rec"
     refused = 0
     for position in range(len(content)):
@@ -316,7 +325,7 @@ def test_a_byte_changed_anywhere_makes_no_other_error(tmp_path: Path) -> None:
 def test_records_are_those_of_the_format() -> None:
     """Offsets as docs/recording.md gives them."""
     assert events.EVENT.itemsize == 40
-    for record in (events.TRANSITION, events.GOROUTINE, events.SWITCH, events.CGROUP):
+    for record in (events.TRANSITION, events.GOROUTINE, events.SWITCH, events.CGROUP, events.STOP, events.THROTTLED):
         assert record.itemsize == 40
         places = {name: place[1] for name, place in (record.fields or {}).items()}
         assert places | {"time_ns": 0, "type": 8, "flags": 9, "slot": 10, "tid": 12} == places
