@@ -40,8 +40,8 @@ _RUNNING = abi.GoroutineState.RUNNING
 
 @dataclass(frozen=True)
 class Costs:
-    """Of a hit. ``hit_ns``: CPU time, by "does the kernel emulate the probed instruction"; ``program_ns``: for how long of
-    that the program ran, None where that isn't known."""
+    """Of a hit. ``hit_ns``: CPU time, by "does the kernel emulate the probed instruction"; ``program_ns``: how long of
+    that the program took, None where that isn't known."""
 
     hit_ns: Mapping[bool, float]
     program_ns: float | None = None

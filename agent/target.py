@@ -133,8 +133,8 @@ def costs_of(calibration: Calibration | None, plan: ProbePlan) -> Costs:
 @dataclass
 class Bill:
     """What its hits have cost a target, ``ns`` of CPU time: each what one cost when it was counted. An estimate.
-    ``agent_ns``: its share of what this process spent on putting its probes in and taking them out. ``dearer``: how many
-    times what one cost where that was measured; to begin with what is to be expected."""
+    ``agent_ns``: its share of what this process spent on putting its probes in and taking them out. ``dearer``: one
+    costs so many times what it does where that is measured; to begin with what is to be expected."""
 
     ns: float = 0.0
     agent_ns: float = 0.0
