@@ -33,6 +33,8 @@ _KEPT = 15
 _EVERY_SECONDS = 1.0
 _SELDOM_SECONDS = 15.0
 HITS_PER_LOOP = 3
+FEWEST_TIMED = 30
+"""Of fewer hits it isn't known how long programs take."""
 _G_SIZE = 4096
 _FREE = 64  # where in a made-up struct nothing else is
 _RUNNING = abi.GoroutineState.RUNNING
@@ -179,10 +181,6 @@ class _Measured:
     timed_ns: int
     timed: int
 
-    @property
-    def program_ns(self) -> float:
-        return self.timed_ns / self.timed if self.timed_ns else 1.0
-
 
 class Calibration:
     """Probes on pages of this process, for as long as the session has them, to measure what a hit costs now: that
@@ -217,11 +215,13 @@ class Calibration:
         self._recent.append(first[self._usual])
         self._measured = monotonic()
         self._ratios = {each: cost.hit_ns / first[self._usual].hit_ns for each, cost in first.items()}
-        self._programs = {each: cost.program_ns / first[self._usual].program_ns for each, cost in first.items()}
+        enough = {each: cost.timed_ns / cost.timed for each, cost in first.items() if cost.timed >= FEWEST_TIMED}
+        usual_ns = enough.get(self._usual)
+        self._programs = {each: program_ns / usual_ns for each, program_ns in enough.items()} if usual_ns else {}
 
     def measure(self, *, seldom: bool = False) -> None:
         """Measure once more, if that was a second ago or longer; ``seldom``: a quarter of a minute. Takes half a
-        millisecond of CPU time."""
+        millisecond of CPU time, more where there are many CPUs."""
         if monotonic() - self._measured >= (_SELDOM_SECONDS if seldom else _EVERY_SECONDS):
             self._measured = monotonic()
             self._recent.append(self._measure(self._usual, 1))
@@ -231,11 +231,14 @@ class Calibration:
         measurements."""
         first, usual_emulated = self._usual
         case = (kinds, usual_emulated)
-        usual_ns = statistics.median(each.hit_ns for each in self._recent) * self._ratios.get(case, 1.0)
+        recent = tuple(self._recent)  # another thread may measure meanwhile
+        usual_ns = statistics.median(each.hit_ns for each in recent) * self._ratios.get(case, 1.0)
         hit_ns = {emulated: usual_ns * ratio for (each, emulated), ratio in self._ratios.items() if each == first}
-        timed = sum(each.timed for each in self._recent)
-        program_ns = sum(each.timed_ns for each in self._recent) / timed if timed else None
-        return Costs(hit_ns, program_ns and program_ns * self._programs.get(case, 1.0))
+        timed = sum(each.timed for each in recent)
+        ratio = self._programs.get(case if case in self._ratios else self._usual)
+        if timed < FEWEST_TIMED or ratio is None:
+            return Costs(hit_ns)
+        return Costs(hit_ns, sum(each.timed_ns for each in recent) / timed * ratio)
 
     def _measure(self, case: _Case, rounds: int) -> _Measured:
         hit_ns = statistics.median(self._hit_ns(case) for _ in range(rounds))

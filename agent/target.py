@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from schedtrace import abi, calibrate
 from schedtrace.bpf_text import program_of
-from schedtrace.calibrate import Calibration, Costs
+from schedtrace.calibrate import FEWEST_TIMED, Calibration, Costs
 from schedtrace.errors import AttachFailed
 from schedtrace.plan import ProbePlan
 from schedtrace.procfs import Process
@@ -120,7 +120,6 @@ whether it is looked which goroutine the thread runs: estimates, see bench/switc
 _UNKNOWN = Costs({True: 2_000.0, False: 15_000.0})
 """Taken for the cost of a hit where it can't be measured: more than on any machine tried."""
 
-_FEWEST_TIMED = 10
 _MOST_DEARER = 3.0
 """More than on any target tried: then the programs had more to do, and it isn't the caches."""
 
@@ -145,7 +144,7 @@ class Bill:
         """``hits``: all so far, by site; ``timed``: how long the programs took, in ns, at some of them, and at how
         many."""
         timed_ns, count = timed
-        if costs.program_ns and count >= _FEWEST_TIMED:
+        if costs.program_ns and count >= FEWEST_TIMED:
             self.dearer = min(max(timed_ns / count / costs.program_ns, 1.0), _MOST_DEARER)
         before = self._hits or [0] * len(hits)
         for probe, now, then in zip(plan.probes, hits, before, strict=False):

@@ -110,13 +110,13 @@ static __always_inline int begin(struct hit *hit, __u64 address)
 	return 1;
 }
 
-/* Hits are dearer where the target's own work leaves the caches cold: it shows in how long programs take. The lowest bits
- * of the time are as good as a die. */
+/* Hits are dearer where the target's own work leaves the caches cold: it shows in how long programs take. The time, stirred,
+ * is the die: clocks may count in steps of some tens of ns. */
 static __always_inline void end(struct hit *hit)
 {
 	__u64 ns;
 
-	if (hit->now_ns % TIMED_EVERY)
+	if (hit->now_ns * 0x9E3779B97F4A7C15ULL >> TIMED_SHIFT)
 		return;
 	ns = bpf_ktime_get_ns() - hit->now_ns;
 	if (ns < TIMED_MOST_NS) {

@@ -121,7 +121,7 @@ enum off_cpu {
 #define HITS_BATCH 16        /* see target.hits: a limit is overshot by at most so many a CPU and site, less one */
 #define NO_LIMIT 0xffffffffffffffffULL
 #define WAITS_KEPT 4         /* waits of a thread for a CPU, the last ones */
-#define TIMED_EVERY 64       /* of so many hits, about, one is timed */
+#define TIMED_SHIFT 58       /* of 1 << (64 - that) hits, about, one is timed */
 #define TIMED_MOST_NS 10000  /* a program that took longer was interrupted */
 #define STOP_REASON_UNKNOWN 0 /* as Go has it */
 #define INJECT_LIMIT 256     /* what netpoll can hand over at once: 128 events, of which each may wake two */

@@ -18,7 +18,7 @@ PLAN: Any = cast(Any, SimpleNamespace(probes=[SimpleNamespace(emulated=True), Si
         ((300 * 50, 50), 1.5),
         ((150 * 50, 50), 1.0),  # the trap is the same however short the program
         ((2_000 * 50, 50), 3.0),
-        ((300 * 9, 9), 1.0),  # too few to tell
+        ((300 * 29, 29), 1.0),  # too few to tell
     ],
 )
 def test_a_hit_is_as_much_dearer_as_the_programs_are_slower(timed: tuple[int, int], times: float) -> None:
@@ -32,9 +32,9 @@ def test_hits_are_charged_once_each_as_it_was_when_they_were_counted() -> None:
     bill = Bill(dearer=1.5)
     bill.add(PLAN, [10, 0], (0, 0), COSTS)
     assert bill.ns == pytest.approx(15_000)
-    bill.add(PLAN, [20, 0], (20 * 400, 20), COSTS)
+    bill.add(PLAN, [20, 0], (40 * 400, 40), COSTS)
     assert bill.ns == pytest.approx(15_000 + 20_000)
-    bill.add(PLAN, [20, 0], (20 * 400, 20), COSTS)
+    bill.add(PLAN, [20, 0], (40 * 400, 40), COSTS)
     assert bill.ns == pytest.approx(15_000 + 20_000)
 
 
