@@ -142,7 +142,7 @@ def test_what_held_it_back_is_written_with_the_wait(tmp_path: Path) -> None:
     for attempt in range(3):
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        when = {"when": Condition.parse("latency>30ms"), "kept_seconds": 1.0, "pause_seconds": 60.0}
+        when: dict[str, Any] = {"when": Condition.parse("latency>30ms"), "kept_seconds": 1.0, "pause_seconds": 60.0}
         with (
             CpuLimit(cores=0.3) as limit,
             Workload(binary("latencies"), "-duration", "2s", limit=limit) as target,
