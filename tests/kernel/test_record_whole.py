@@ -150,7 +150,7 @@ def test_what_held_it_back_is_written_with_the_wait(tmp_path: Path) -> None:
         ):
             target.run()
         with Recording.open(result.path) as read:
-            (trigger,) = read.triggers
+            trigger = read.triggers[0]
         held = of_type(result.events(), EventType.THROTTLED)
         if len(held):
             break
