@@ -156,7 +156,9 @@ static __always_inline void sample(struct pt_regs *ctx, struct hit *hit)
 {
 	__u64 histogram = GO_ARG0(ctx), ns = GO_ARG1(ctx);
 	struct sample_stats *s;
+	struct histogram *latency;
 	struct sampler *sampler;
+	__u64 cause;
 	__u32 i;
 
 	sampler = samplers.lookup(&hit->tgid);
@@ -183,10 +185,14 @@ static __always_inline void sample(struct pt_regs *ctx, struct hit *hit)
 		add(&s->no_wait, 1);
 		return;
 	}
-	i = cause_of_sample(hit, sampler, GO_CURRENT_G(ctx));
-	if (i >= CAUSE_COUNT)
-		i = CAUSE_UNKNOWN;
-	record(&s->sched_latency[i], ns);
+	cause = cause_of_sample(hit, sampler, GO_CURRENT_G(ctx));
+	/* The number that is compared must be the one that is multiplied, or the verifiers of 5.10 and 6.1 see no bound. */
+	asm volatile("" : "+r"(cause));
+	if (cause >= CAUSE_COUNT)
+		cause = CAUSE_UNKNOWN;
+	latency = &s->sched_latency[cause];
+	asm volatile("" : "+r"(latency));
+	record(latency, ns);
 	divide_sample(hit, sampler, s, ns);
 }
 
