@@ -282,6 +282,8 @@ class TargetStats(ctypes.Structure):
         ("partial_wait_ns", ctypes.c_uint64 * REASON_COUNT),
         ("partial_waits", ctypes.c_uint64 * REASON_COUNT),
         ("hits", ctypes.c_uint64 * SITE_LIMIT),
+        ("timed_ns", ctypes.c_uint64),
+        ("timed", ctypes.c_uint64),
         ("lost", ctypes.c_uint64 * LostReason.COUNT),
         ("cgroup_id", ctypes.c_uint64),
     )

@@ -8,7 +8,7 @@ replaced file, or another mount namespace, makes no difference).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,17 +166,17 @@ class Watched:
             unseen=self.unseen,
             lost=join.lost_in_all(counts.lost, threads.lost),
             throttling=self._throttling(),
-            overhead_ns=self._overhead_ns(counts.hits),
+            overhead_ns=self._overhead_ns(snapshot),
             ended=ended,
             worst=join.living_goroutines(snapshot, places, again, target.reasons_of(self.plan), self.function_name),
             wait_parts=None if sampled else counts.wait_parts,
             samples=samples,
         )
 
-    def _overhead_ns(self, hits: Sequence[int]) -> int | None:
+    def _overhead_ns(self, snapshot: Snapshot) -> int | None:
         if self.calibration is None:
             return None
-        self._bill.add(self.plan, hits, target.costs_of(self.calibration, self.plan))
+        self._bill.add(self.plan, snapshot.hits, snapshot.timed, target.costs_of(self.calibration, self.plan))
         return round(self._bill.ns)
 
     def function_name(self, start_pc: int) -> str | None:

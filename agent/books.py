@@ -91,7 +91,8 @@ class Books:
     def counted(self, watched: Watched, snapshot: Snapshot) -> SeriesTotals:
         """What it did in the window that it is in, or was in last."""
         probed = watched.probed
-        watched.bill.add(probed.plan, snapshot.hits, target.costs_of(self._calibration, probed.plan))
+        costs = target.costs_of(self._calibration, probed.plan)
+        watched.bill.add(probed.plan, snapshot.hits, snapshot.timed, costs)
         return probe_totals(snapshot, probed.plan, probed.level, watched.bill)
 
     def charge_switches(self, processes: Collection[Watched]) -> None:
@@ -116,7 +117,7 @@ class Books:
             self._session.threads.look_for_goroutines(watched.process.pid, wanted=watched.looked_at)
 
     def _switch_ns(self, watched: Watched, *, looked_at: bool) -> float:
-        hit_ns = target.costs_of(self._calibration, watched.probed.plan)[True]
+        hit_ns = target.costs_of(self._calibration, watched.probed.plan).hit_ns[True]
         return target.SWITCH_PARTS[looked_at] * hit_ns
 
     def _charge_switches(self, watched: Watched, threads: ThreadSnapshot) -> None:

@@ -2,7 +2,9 @@
 
 This process maps a page of code of its own, puts the session's own programs on it, and runs a made-up goroutine through
 park, ready and run: the trap, the program, its map look-ups and its user reads, just as the target pays them. What the
-target's own work does to the caches differs from target to target, so that it is called an estimate.
+target's own work does to the caches differs from target to target: so the programs time themselves at one hit in some
+tens, here and there, and by as much as they take longer there the whole hit is taken to be dearer. It is called an
+estimate.
 """
 
 from __future__ import annotations
@@ -31,12 +33,22 @@ _KEPT = 15
 _EVERY_SECONDS = 1.0
 _SELDOM_SECONDS = 15.0
 HITS_PER_LOOP = 3
+FEWEST_TIMED = 30
+"""Of fewer hits it isn't known how long programs take."""
 _G_SIZE = 4096
 _FREE = 64  # where in a made-up struct nothing else is
 _RUNNING = abi.GoroutineState.RUNNING
 
-Costs = Mapping[bool, float]
-"""CPU time of a hit in ns, by "does the kernel emulate the probed instruction"."""
+
+@dataclass(frozen=True)
+class Costs:
+    """Of a hit. ``hit_ns``: CPU time, by "does the kernel emulate the probed instruction"; ``program_ns``: how long of
+    that the program took, None where that isn't known."""
+
+    hit_ns: Mapping[bool, float]
+    program_ns: float | None = None
+
+
 Kinds = tuple[ProbeKind, ProbeKind, ProbeKind]
 """What the probes on a page's sites mean: all of one transition each."""
 _Case = tuple[Kinds, bool]
@@ -161,6 +173,15 @@ class CodePage:
         os.close(self.fd)
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """Of a hit; of some hits together, how long the programs took."""
+
+    hit_ns: float
+    timed_ns: int
+    timed: int
+
+
 class Calibration:
     """Probes on pages of this process, for as long as the session has them, to measure what a hit costs now: that
     depends on what else the machine does (two hardware threads of a core share it), so that it changes."""
@@ -174,7 +195,8 @@ class Calibration:
         """
         cases = [(kinds[0], each) for each in emulated] + [(each, next(iter(emulated))) for each in kinds[1:]]
         self._pages: dict[_Case, CodePage] = {}
-        self._recent: deque[float] = deque(maxlen=_KEPT)
+        self._recent: deque[_Measured] = deque(maxlen=_KEPT)
+        self._session, self._timed_before = session, (0, 0)
         sampler = None
         with ExitStack() as stack:
             self._bare = stack.enter_context(CodePage())
@@ -189,25 +211,40 @@ class Calibration:
             session.threads.watch(os.getpid(), abi.Process())  # as a target's are
             session.watch(os.getpid(), record, sampler=sampler, time_before=False)
         self._usual = cases[0]
-        self._ratios = dict.fromkeys(cases, 1.0)
-        first = {each: statistics.median(self._hit_ns(each) for _ in range(_ROUNDS)) for each in cases}
+        first = {each: self._measure(each, _ROUNDS) for each in cases}
         self._recent.append(first[self._usual])
         self._measured = monotonic()
-        self._ratios = {each: cost / first[self._usual] for each, cost in first.items()}
+        self._ratios = {each: cost.hit_ns / first[self._usual].hit_ns for each, cost in first.items()}
+        enough = {each: cost.timed_ns / cost.timed for each, cost in first.items() if cost.timed >= FEWEST_TIMED}
+        usual_ns = enough.get(self._usual)
+        self._programs = {each: program_ns / usual_ns for each, program_ns in enough.items()} if usual_ns else {}
 
     def measure(self, *, seldom: bool = False) -> None:
         """Measure once more, if that was a second ago or longer; ``seldom``: a quarter of a minute. Takes half a
-        millisecond of CPU time."""
+        millisecond of CPU time, more where there are many CPUs."""
         if monotonic() - self._measured >= (_SELDOM_SECONDS if seldom else _EVERY_SECONDS):
             self._measured = monotonic()
-            self._recent.append(self._hit_ns(self._usual))
+            self._recent.append(self._measure(self._usual, 1))
 
     def costs(self, kinds: Kinds) -> Costs:
         """CPU time of a hit of those kinds, of the first if these were not asked for: the median of the last
         measurements."""
         first, usual_emulated = self._usual
-        usual = statistics.median(self._recent) * self._ratios.get((kinds, usual_emulated), 1.0)
-        return {emulated: usual * ratio for (each, emulated), ratio in self._ratios.items() if each == first}
+        case = (kinds, usual_emulated)
+        recent = tuple(self._recent)  # another thread may measure meanwhile
+        usual_ns = statistics.median(each.hit_ns for each in recent) * self._ratios.get(case, 1.0)
+        hit_ns = {emulated: usual_ns * ratio for (each, emulated), ratio in self._ratios.items() if each == first}
+        timed = sum(each.timed for each in recent)
+        ratio = self._programs.get(case if case in self._ratios else self._usual)
+        if timed < FEWEST_TIMED or ratio is None:
+            return Costs(hit_ns)
+        return Costs(hit_ns, sum(each.timed_ns for each in recent) / timed * ratio)
+
+    def _measure(self, case: _Case, rounds: int) -> _Measured:
+        hit_ns = statistics.median(self._hit_ns(case) for _ in range(rounds))
+        (before_ns, before), now = self._timed_before, self._session.timed(os.getpid())
+        self._timed_before = now
+        return _Measured(hit_ns, now[0] - before_ns, now[1] - before)
 
     def _hit_ns(self, case: _Case) -> float:
         loops = _LOOPS if case[1] else _STEPPED_LOOPS

@@ -103,14 +103,19 @@ class Exporter:
         left, self.left_out = self._max_series, 0
         for each in sorted(series, key=lambda one: (one.labels not in before, one.labels)):
             shown = before.pop(each.labels, None)  # so that not all of them are there twice
-            if shown is None or shown.series != each:
-                shown = _Shown.of(each, shown)
-            if shown.samples <= left:
-                left -= shown.samples
-                self._shown[each.labels] = shown
+            if shown and shown.series == each:
+                rows, samples = shown.rows, shown.samples
             else:
+                rows = _rows(each)
+                samples = sum(map(exposition.samples, rows.values()))
+            if samples > left:
                 self.left_out += 1
-                self._left_out_total += shown.samples
+                self._left_out_total += samples
+                continue
+            left -= samples
+            if shown is None or rows is not shown.rows:
+                shown = _Shown.of(each, samples, rows, shown)
+            self._shown[each.labels] = shown
 
 
 @dataclass(frozen=True)
@@ -124,19 +129,24 @@ class _Shown:
     lines: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, series: Series, before: _Shown | None) -> _Shown:
+    def of(cls, series: Series, samples: int, rows: Mapping[str, list[Row]], before: _Shown | None) -> _Shown:
         """``before``: the same labels at the last scrape."""
-        labels = series.labels
-        base = tuple(map(_printable, (labels.namespace, labels.pod, labels.container, labels.process)))
-        rows: dict[str, list[Row]] = {}
-        for name, own, value in _values(series):
-            rows.setdefault(name, []).append(((*base, *map(_printable, own)), value))
         lines = {}
         for family in OF_SERIES:
             if own_rows := rows.get(family.name):
                 same = before if before and before.rows.get(family.name) == own_rows else None
                 lines[family.name] = same.lines[family.name] if same else exposition.lines(family, own_rows)
-        return cls(series, sum(map(exposition.samples, rows.values())), rows, lines)
+        return cls(series, samples, rows, lines)
+
+
+def _rows(series: Series) -> dict[str, list[Row]]:
+    """By family."""
+    labels = series.labels
+    base = tuple(map(_printable, (labels.namespace, labels.pod, labels.container, labels.process)))
+    rows: dict[str, list[Row]] = {}
+    for name, own, value in _values(series):
+        rows.setdefault(name, []).append(((*base, *map(_printable, own)), value))
+    return rows
 
 
 _Value = tuple[str, tuple[str, ...], float | Histogram]

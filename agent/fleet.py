@@ -51,6 +51,8 @@ _LEVELS: Mapping[str, Sequence[Level]] = {
 OTHER_PROCESSES = "(other)"
 """What processes go by whose container has too many names already."""
 _SCAN_SECONDS = 30.0
+_SCANS_OF_ALL = 10
+"""So seldom those that are watched are looked at, too: they are known from events."""
 _TICK_SECONDS = 1.0
 _MOVES_SECONDS = 5.0
 """How often to look whether processes are in another cgroup: that reads a file of each."""
@@ -102,7 +104,7 @@ class Fleet:
         self._books = Books(session, self._accounts, self._passive, self._calibration, governor)
         self._unnamed: dict[int, float] = {}  # PID -> when to give up waiting for its pod's name
         self._lost = Counter[str]()
-        self._lost_before = 0
+        self._lost_before = self._scans = 0
         self._failures = Counter[str]()
         self._executed: deque[int] = deque()
         self._poll = select.epoll()
@@ -155,9 +157,12 @@ class Fleet:
     # Births
 
     def _to_look_at(self) -> list[int]:
-        """All processes; without those that are watched, unless an event was lost that told what they execute now."""
+        """All processes; without those that are watched at most times, unless an event was lost that told what they
+        execute now."""
         lost, self._lost_before = self._lost["process_events"] - self._lost_before, self._lost["process_events"]
-        return [pid for pid in running_pids() if lost or pid not in self._watched]
+        self._scans += 1
+        everything = lost or self._scans % _SCANS_OF_ALL == 0
+        return [pid for pid in running_pids() if everything or pid not in self._watched]
 
     def _consider_executed(self, stop: threading.Event) -> None:
         ahead = 0

@@ -41,8 +41,8 @@ class Policy:
     floor_ns_per_second: float = 30_000
     """What an account grows by even if its target does nothing: 0.003 % of a CPU."""
     margin: float = 0.7
-    """So much of the budget is planned with: a hit costs a busy target up to 1.3 times what it does where it is
-    calibrated, and those between a window's end and that of the breakpoints aren't all counted."""
+    """So much of the budget is planned with: what a hit costs is an estimate, and those between a window's end and that
+    of the breakpoints aren't all counted."""
     first_ns: int = 100 * MS
     shortest_ns: int = 100 * MS
     longest_ns: int = 60 * SECOND

@@ -186,10 +186,8 @@ class RecordingSession:
 
     def _drain(self) -> int:
         """Take what there is; how many events the kernel had sent."""
-        throttled = self._throttling.look()  # before the events that are not older
-        count = self._recorder.drain()
-        self._recorder.add(throttled)
-        return count
+        self._recorder.add(self._throttling.look())  # first: what was held back may be what is waited for
+        return self._recorder.drain()
 
     def _look_at_targets(self) -> str:
         """Count those that have ended no longer: their PIDs may be others' soon. Why all have, if so."""

@@ -66,6 +66,11 @@ class Snapshot:
         """Of its probes, by site."""
         return list(self.stats["hits"].tolist())
 
+    @property
+    def timed(self) -> tuple[int, int]:
+        """Of some hits, how long the programs took, in ns, and how many those are."""
+        return int(self.stats["timed_ns"]), int(self.stats["timed"])
+
 
 @dataclass
 class Attachment:
@@ -318,6 +323,11 @@ class Session:
         counted = foreign - self._foreign_before
         samples = self._samples_of(pid)
         return Snapshot(now_ns, self._maps.stats(slot), ended, values[own], counted, keys[own], samples=samples)
+
+    def timed(self, pid: int) -> tuple[int, int]:
+        """Of some hits since :meth:`watch`, how long the programs took, in ns, and how many those are."""
+        stats = self._maps.stats(self._targets[pid])
+        return int(stats["timed_ns"]), int(stats["timed"])
 
     def look_again(self, keys: Array) -> list[Any]:
         """The records of these goroutines as they are now; None for one that has ended. BPF changes a record while it

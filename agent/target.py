@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from schedtrace import abi, calibrate
 from schedtrace.bpf_text import program_of
-from schedtrace.calibrate import Calibration, Costs
+from schedtrace.calibrate import FEWEST_TIMED, Calibration, Costs
 from schedtrace.errors import AttachFailed
 from schedtrace.plan import ProbePlan
 from schedtrace.procfs import Process
@@ -117,8 +117,11 @@ def calibration(session: Session, modes: Sequence[str], emulated: Collection[boo
 SWITCH_PARTS: Mapping[bool, float] = {True: 0.55, False: 0.25}
 """What the programs on the scheduler's tracepoints add to a switch of a watched thread, as a part of a hit's cost, by
 whether it is looked which goroutine the thread runs: estimates, see bench/switch_cost.py."""
-_UNKNOWN: Costs = {True: 2_000.0, False: 15_000.0}
+_UNKNOWN = Costs({True: 2_000.0, False: 15_000.0})
 """Taken for the cost of a hit where it can't be measured: more than on any machine tried."""
+
+_MOST_DEARER = 3.0
+"""More than on any target tried: then the programs had more to do, and it isn't the caches."""
 
 
 def costs_of(calibration: Calibration | None, plan: ProbePlan) -> Costs:
@@ -129,15 +132,21 @@ def costs_of(calibration: Calibration | None, plan: ProbePlan) -> Costs:
 @dataclass
 class Bill:
     """What its hits have cost a target, ``ns`` of CPU time: each what one cost when it was counted. An estimate.
-    ``agent_ns``: its share of what this process spent on putting its probes in and taking them out."""
+    ``agent_ns``: its share of what this process spent on putting its probes in and taking them out. ``dearer``: one
+    costs so many times what it does where that is measured; to begin with what is to be expected."""
 
     ns: float = 0.0
     agent_ns: float = 0.0
+    dearer: float = 1.0
     _hits: Sequence[int] = ()
 
-    def add(self, plan: ProbePlan, hits: Sequence[int], costs: Costs) -> None:
-        """``hits``: all so far, by site."""
+    def add(self, plan: ProbePlan, hits: Sequence[int], timed: tuple[int, int], costs: Costs) -> None:
+        """``hits``: all so far, by site; ``timed``: how long the programs took, in ns, at some of them, and at how
+        many."""
+        timed_ns, count = timed
+        if costs.program_ns and count >= FEWEST_TIMED:
+            self.dearer = min(max(timed_ns / count / costs.program_ns, 1.0), _MOST_DEARER)
         before = self._hits or [0] * len(hits)
         for probe, now, then in zip(plan.probes, hits, before, strict=False):
-            self.ns += (now - then) * costs[probe.emulated]
+            self.ns += (now - then) * costs.hit_ns[probe.emulated] * self.dearer
         self._hits = hits

@@ -30,6 +30,7 @@ WANTS_CPU_MASK = 0xFF
 """None of these bits of prev_state: a thread that is taken off its CPU still wants to run."""
 _KEPT_NS = 1_000_000_000  # more than goes by between two looks at the counters, if the recorder gets to run
 _MOST_AT_ONCE = 1000  # are looked at: no recorder looks at the counters as often, no machine has as many CPUs
+_MOST_SWITCHES = 1 << 19  # in that time; more than any machine tried makes
 _NEVER = (1 << 63) - 1
 _REST = 0.05  # of what was counted: that much may be due to reasons that are too small to be told apart
 
@@ -74,7 +75,7 @@ class _Target:
         is_over = new["time_ns"] < np.uint64(newest_ns)
         found = self._resolved(np.concatenate([self._pending, new[is_over]]))
         self._pending = new[~is_over]
-        self._switches = self._switches[self._switches["time_ns"] > newest_ns - _KEPT_NS]
+        self._switches = self._switches[self._switches["time_ns"] > newest_ns - _KEPT_NS][-_MOST_SWITCHES:]
         return found
 
     def rest(self) -> Array:

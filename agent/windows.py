@@ -106,7 +106,7 @@ class Windows:
         level, costs = probed.level, target.costs_of(self._calibration, probed.plan)
         for pid in pids:
             bill = self._members[pid].bill
-            bill.add(probed.plan, snapshots[pid].hits, costs)
+            bill.add(probed.plan, snapshots[pid].hits, snapshots[pid].timed, costs)
             self._governor.charge(pid, level, snapshots[pid].seen_ns, bill.ns)
         end: End = "exit"
         if pids:
@@ -183,9 +183,9 @@ class Windows:
         if not self._session.room:
             return
         plan = member.probed.plan
-        costs = target.costs_of(self._calibration, plan)
-        hits_limit = max(int(limit_ns / max(costs[probe.emulated] for probe in plan.probes)), 1)
-        member.bill = Bill()
+        hit_ns, dearer = target.costs_of(self._calibration, plan).hit_ns, member.bill.dearer
+        hits_limit = max(int(limit_ns / dearer / max(hit_ns[probe.emulated] for probe in plan.probes)), 1)
+        member.bill = Bill(dearer=dearer)
         with suppress(SchedtraceError):
             bias, window = member.process.load_bias(), member.probed.window
             record, sampler = target.record_of(plan, bias), target.sampler_of(plan, bias)

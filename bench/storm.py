@@ -66,7 +66,7 @@ def most_hits(session: Session, plan: ProbePlan) -> int:
     calibration = target.calibration(session, [plan.mode], {probe.emulated for probe in plan.probes})
     if calibration is None:
         raise BenchError("what a hit costs can't be measured")
-    return int(Policy(0.01).storm_ns / max(target.costs_of(calibration, plan).values()))
+    return int(Policy(0.01).storm_ns / max(target.costs_of(calibration, plan).hit_ns.values()))
 
 
 def main() -> None:

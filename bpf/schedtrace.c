@@ -33,50 +33,57 @@ static __always_inline void divide_wait(struct hit *hit, __u64 gp, struct gorout
 		send_wait(hit, gp, parts.kernel_ns, parts.undivided_ns);
 }
 
-/* All probes but those of the programs below. One program, since what takes long is to compile make(). */
-int on_probe(struct pt_regs *ctx)
+static __always_inline void probe(struct pt_regs *ctx, struct hit *hit)
 {
 	struct move move = {};
-	struct hit hit;
 	struct goroutine *g;
 	__u64 gp;
 
-	if (!begin(&hit, PROBED_ADDRESS(ctx)))
-		return 0;
-	if (!states_of_move(ctx, hit.kind, &move, &gp)) {
-		if (!stop_or_start_world(ctx, &hit))
-			lost(hit.stats, LOST_PROBE_UNKNOWN);
-		return 0;
+	if (!states_of_move(ctx, hit->kind, &move, &gp)) {
+		if (!stop_or_start_world(ctx, hit))
+			lost(hit->stats, LOST_PROBE_UNKNOWN);
+		return;
 	}
 	/* A new g before its life, a growing stack, a leak report: no change of what the goroutine is doing. */
 	if (move.from == STATE_IDLE || move.from == STATE_COPYSTACK || move.to == STATE_COPYSTACK ||
 	    move.to == STATE_LEAKED || move.from == move.to) {
-		count(hit.stats, move.from, move.to);
-		send_uncounted(&hit, gp, move.from, move.to);
-		return 0;
+		count(hit->stats, move.from, move.to);
+		send_uncounted(hit, gp, move.from, move.to);
+		return;
 	}
-	g = follow(&hit, gp);
+	g = follow(hit, gp);
 	if (!g) {
-		if (hit.kind == KIND_CASGSTATUS) {
-			count(hit.stats, move.from, move.to);
-			send_uncounted(&hit, gp, move.from, move.to);
+		if (hit->kind == KIND_CASGSTATUS) {
+			count(hit->stats, move.from, move.to);
+			send_uncounted(hit, gp, move.from, move.to);
 		}
-		return 0;
+		return;
 	}
 	/* The scheduler readies some goroutines itself and runs them at once (the first one netpoll returns, GC workers, a
 	 * park whose unlock failed): those are found waiting, and have waited to run for nothing. */
-	if (hit.kind == KIND_RUN && (g->state == STATE_WAITING || g->state == STATE_PREEMPTED))
+	if (hit->kind == KIND_RUN && (g->state == STATE_WAITING || g->state == STATE_PREEMPTED))
 		move = (struct move){ .from = STATE_WAITING, .to = STATE_RUNNABLE };
-	if (!understand(&hit, gp, g, &move))
-		return 0;
+	if (!understand(hit, gp, g, &move))
+		return;
 	if (move.from == STATE_RUNNABLE && move.to == STATE_RUNNING)
-		divide_wait(&hit, gp, g);
+		divide_wait(hit, gp, g);
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < 2; i++) {
-		make(&hit, gp, g, move);
-		if (hit.kind != KIND_RUN || move.to == STATE_RUNNING)
+		make(hit, gp, g, move);
+		if (hit->kind != KIND_RUN || move.to == STATE_RUNNING)
 			break;
 		move = (struct move){ .from = STATE_RUNNABLE, .to = STATE_RUNNING };
+	}
+}
+
+/* All probes but those of the programs below. One program, since what takes long is to compile make(). */
+int on_probe(struct pt_regs *ctx)
+{
+	struct hit hit;
+
+	if (begin(&hit, PROBED_ADDRESS(ctx))) {
+		probe(ctx, &hit);
+		end(&hit);
 	}
 	return 0;
 }
@@ -144,47 +151,60 @@ int on_coroutine_switch(struct pt_regs *ctx)
 	return 0;
 }
 
-/* The sampled level's one probe. */
 #ifdef WITH_ON_RECORD
-int on_record(struct pt_regs *ctx)
+static __always_inline void sample(struct pt_regs *ctx, struct hit *hit)
 {
 	__u64 histogram = GO_ARG0(ctx), ns = GO_ARG1(ctx);
 	struct sample_stats *s;
+	struct histogram *latency;
 	struct sampler *sampler;
-	struct hit hit;
+	__u64 cause;
 	__u32 i;
 
-	if (!begin(&hit, PROBED_ADDRESS(ctx)))
-		return 0;
-	sampler = samplers.lookup(&hit.tgid);
-	s = (struct sample_stats *)samples.lookup(&hit.target->slot);
+	sampler = samplers.lookup(&hit->tgid);
+	s = (struct sample_stats *)samples.lookup(&hit->target->slot);
 	if (!sampler || !s)
-		return 0;
+		return;
 	for (i = 0; i < DURATION_COUNT; i++)
 		if (sampler->histograms[i] == histogram)
 			break;
 	if (i >= DURATION_COUNT) {
-		lost(hit.stats, LOST_PROBE_UNKNOWN);
-		return 0;
+		lost(hit->stats, LOST_PROBE_UNKNOWN);
+		return;
 	}
 	if (ns >> 63) { /* a clock that went back: the runtime does not count it among times either */
-		lost(hit.stats, LOST_INCONSISTENT);
-		return 0;
+		lost(hit->stats, LOST_INCONSISTENT);
+		return;
 	}
 	if (i != DURATION_RUN) {
 		record(&s->stop_the_world[i], ns);
-		stopped(sampler, hit.now_ns, ns, i >= DURATION_STOPPED_GC);
-		return 0;
+		stopped(sampler, hit->now_ns, ns, i >= DURATION_STOPPED_GC);
+		return;
 	}
 	if (!ns) {
 		add(&s->no_wait, 1);
-		return 0;
+		return;
 	}
-	i = cause_of_sample(&hit, sampler, GO_CURRENT_G(ctx));
-	if (i >= CAUSE_COUNT)
-		i = CAUSE_UNKNOWN;
-	record(&s->sched_latency[i], ns);
-	divide_sample(&hit, sampler, s, ns);
+	cause = cause_of_sample(hit, sampler, GO_CURRENT_G(ctx));
+	/* The number that is compared must be the one that is multiplied, or the verifiers of 5.10 and 6.1 see no bound. */
+	asm volatile("" : "+r"(cause));
+	if (cause >= CAUSE_COUNT)
+		cause = CAUSE_UNKNOWN;
+	latency = &s->sched_latency[cause];
+	asm volatile("" : "+r"(latency));
+	record(latency, ns);
+	divide_sample(hit, sampler, s, ns);
+}
+
+/* The sampled level's one probe. */
+int on_record(struct pt_regs *ctx)
+{
+	struct hit hit;
+
+	if (begin(&hit, PROBED_ADDRESS(ctx))) {
+		sample(ctx, &hit);
+		end(&hit);
+	}
 	return 0;
 }
 #endif

@@ -121,6 +121,8 @@ enum off_cpu {
 #define HITS_BATCH 16        /* see target.hits: a limit is overshot by at most so many a CPU and site, less one */
 #define NO_LIMIT 0xffffffffffffffffULL
 #define WAITS_KEPT 4         /* waits of a thread for a CPU, the last ones */
+#define TIMED_SHIFT 58       /* of 1 << (64 - that) hits, about, one is timed */
+#define TIMED_MOST_NS 10000  /* a program that took longer was interrupted */
 #define STOP_REASON_UNKNOWN 0 /* as Go has it */
 #define INJECT_LIMIT 256     /* what netpoll can hand over at once: 128 events, of which each may wake two */
 
@@ -213,6 +215,8 @@ struct target_stats {
 	__u64 partial_wait_ns[REASON_COUNT]; /* of waiting that began before the window */
 	__u64 partial_waits[REASON_COUNT];
 	__u64 hits[SITE_LIMIT];      /* by index into target.sites */
+	__u64 timed_ns;              /* of some hits: how long the program took */
+	__u64 timed;                 /* how many those are */
 	__u64 lost[LOST_COUNT];
 	__u64 cgroup_id;             /* cgroup2 id of the thread of the last event; 1 where only v1 is used */
 };

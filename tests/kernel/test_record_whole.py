@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from schedtrace.abi import GoroutineState as State
+from schedtrace.condition import Condition
 from schedtrace.events import EventType, of_type
 from schedtrace.recording import Recording
 from schedtrace.timeline import Timeline
@@ -134,6 +135,27 @@ def test_when_the_cpu_limit_held_it_back(
     # Threads that always want to run are held back for what they may not use, if nobody else uses it.
     share = length_ns / result.live[0].duration_ns
     assert 0.5 * (1 - cores / min(threads, cpus)) < share < 1.3 * (1 - cores / min(threads, cpus))
+
+
+def test_what_held_it_back_is_written_with_the_wait(tmp_path: Path) -> None:
+    """When something waits too long because of the CPU limit, the file has that. Once it may come between two looks."""
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        when: dict[str, Any] = {"when": Condition.parse("latency>30ms"), "kept_seconds": 1.0, "pause_seconds": 60.0}
+        with (
+            CpuLimit(cores=0.3) as limit,
+            Workload(binary("latencies"), "-duration", "2s", limit=limit) as target,
+            recording([target.pid], folder, **when) as result,
+        ):
+            target.run()
+        with Recording.open(result.path) as read:
+            trigger = read.triggers[0]
+        held = of_type(result.events(), EventType.THROTTLED)
+        if len(held):
+            break
+    assert int(held["since_ns"][0]) < trigger.time_ns
+    assert trigger.time_ns - trigger.waited_ns < int(held["time_ns"][0])
 
 
 def test_without_a_limit_nothing_is_said_of_one(tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def test_each_sample_has_the_cause_that_the_full_level_finds(
     # And one that comes, or is taken back, between the two looks at the flag, at a goroutine that yields.
     allowed = {("preempted", "yielded"), ("yielded", "preempted")}
     assert set(differing) <= allowed, differing
-    assert sum(differing.values()) <= 3
+    assert sum(differing.values()) <= 0.01 * seen.samples.sched_latency_total.count
     causes = Counter({cause: h.count for cause, h in seen.samples.sched_latency.items()})
     wanted = {"new", "yielded", "channel", "select", "mutex/semaphore", "network", "timer/sleep"}
     assert wanted <= set(causes)

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from schedtrace.books import Books, Watched
+from schedtrace.calibrate import Costs
 from schedtrace.governor import Governor, Policy
 from schedtrace.histogram import Histogram
 from schedtrace.join import ThreadCounts
@@ -53,7 +54,7 @@ class _Node:
         self.governor = Governor(Policy(FRACTION))
         self.governor.add(PID, 0, 0)
         session = cast(Any, SimpleNamespace(threads=self.threads, snapshots=lambda _pids: {}))
-        calibration = cast(Any, SimpleNamespace(costs=lambda _kinds: {True: HIT_NS, False: 12 * HIT_NS}))
+        calibration = cast(Any, SimpleNamespace(costs=lambda _kinds: Costs({True: HIT_NS, False: 12 * HIT_NS})))
         none = cast(Any, None)
         self.books = Books(session, none, none, calibration, self.governor)
         probed = cast(Any, SimpleNamespace(plan=SimpleNamespace(mode="casgstatus"), level="full"))
