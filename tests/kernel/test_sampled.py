@@ -233,25 +233,26 @@ class SideBySide:
 COMPARED = """
 BPF_HASH(agreed, __u32, __u64, 1024);
 """
+SAMPLE = "static __always_inline void sample("
 COMPARE = """
 	{
-		struct goroutine_key key = { .g = about_to_run(&hit, sampler, GO_CURRENT_G(ctx)), .tgid = hit.tgid };
+		struct goroutine_key key = { .g = about_to_run(hit, sampler, GO_CURRENT_G(ctx)), .tgid = hit->tgid };
 		struct goroutine *known = goroutines.lookup(&key);
-		__u32 pair = i * 16 + (known && known->state == STATE_RUNNING ? known->cause : 15);
+		__u32 pair = cause * 16 + (known && known->state == STATE_RUNNING ? known->cause : 15);
 		__u64 none = 0, *times = agreed.lookup_or_try_init(&pair, &none);
 
 		if (times)
 			add(times, 1);
 	}
-	record(&s->sched_latency[i], ns);
+	record(latency, ns);
 """
 
 
 def comparing_text() -> str:
     """The programs, with the sampled level's looking up what the full level's state machine knows of the same run."""
-    text, place = source_text(), "\trecord(&s->sched_latency[i], ns);\n"
+    text, place = source_text(), "\trecord(latency, ns);\n"
     assert text.count(place) == 1
-    return text.replace(place, COMPARE).replace("int on_record(", COMPARED + "int on_record(")
+    return text.replace(place, COMPARE).replace(SAMPLE, COMPARED + SAMPLE)
 
 
 def without_yields(plan: ProbePlan) -> ProbePlan:
