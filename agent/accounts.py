@@ -39,6 +39,11 @@ class Account:
     lives: set[str] = field(default_factory=set)
     shown_last: bool = False
 
+    def pod_lives(self) -> bool:
+        """Is there a directory still whose life keeps it?"""
+        self.lives = {directory for directory in self.lives if Path(directory).is_dir()}
+        return bool(self.lives)
+
     def refresh_throttling(self, read: Callable[[str], int | None]) -> int | None:
         """Time that its container cgroups have been throttled, in ns, those that are gone included; None if it was
         never known. ``read``: the counter of a cgroup directory, None if it can't be read (any more)."""
@@ -91,14 +96,12 @@ class Accounts:
         """The accounts to show, by labels. ``alive``: labels that living processes count into. Accounts that have lost
         their last owner are among them once, and are dropped by the next call."""
         for labels, account in sorted(self._accounts.items()):
-            if labels not in alive:
-                account.lives = {directory for directory in account.lives if Path(directory).is_dir()}
-                if not account.lives:
-                    if account.shown_last:
-                        del self._accounts[labels]
-                        self._names -= Counter([_container(labels)])  # without those that have none left
-                        continue
-                    account.shown_last = True
+            if labels not in alive and not account.pod_lives():
+                if account.shown_last:
+                    del self._accounts[labels]
+                    self._names -= Counter([_container(labels)])  # without those that have none left
+                    continue
+                account.shown_last = True
             yield labels, account
 
 

@@ -51,7 +51,7 @@ class Watched:
         with ExitStack() as stack:
             self.process = stack.enter_context(open_process(pid))
             prepare_node()
-            self._image = open_image(self.process, syscalls=syscalls)
+            self._image = open_image(self.process, syscalls=syscalls, stops=stops)
             stack.callback(os.close, self._image.descriptor)
             plan = self._image.plan
             self.plan = plan.at_sampled_level() if level == SAMPLED_LEVEL else plan.with_stops() if stops else plan
@@ -219,11 +219,8 @@ class Watched:
         before, now = self._throttled_before, self._cgroups.cpu_stat()
         if before is None or now is None:
             return None
-        return Throttling(
-            now.periods - before.periods,
-            now.throttled_periods - before.throttled_periods,
-            now.throttled_ns - before.throttled_ns,
-        )
+        grown = now - before
+        return Throttling(grown.periods, grown.throttled_periods, grown.throttled_ns)
 
     def __enter__(self) -> Self:
         return self

@@ -120,7 +120,7 @@ class Binaries:
         can be thousands of plans, and there are few layouts."""
         if plan is None:
             return None
-        slim = replace(plan, settings={}, notes=(), unseen=(), stops="")
+        slim = replace(plan, settings={}, notes=(), unseen=())
         for known in self._plans:
             if known.layout == plan.layout:
                 return replace(slim, layout=known.layout, runtime=_sharing(plan.runtime, known.runtime))

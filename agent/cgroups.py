@@ -72,6 +72,13 @@ class CpuStat:
     throttled_periods: int
     throttled_ns: int
 
+    def __sub__(self, earlier: "CpuStat") -> "CpuStat":
+        return CpuStat(
+            self.periods - earlier.periods,
+            self.throttled_periods - earlier.throttled_periods,
+            self.throttled_ns - earlier.throttled_ns,
+        )
+
 
 @dataclass(frozen=True)
 class CpuLimit:
@@ -358,13 +365,19 @@ def read_cpu_stat(directory: str) -> CpuStat | None:
 def _read(directory: str, name: str) -> str | None:
     """A file of a cgroup; None if the cgroup has gone or doesn't have it. A scrape reads hundreds."""
     try:
-        descriptor = os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(descriptor, _MOST_BYTES).decode().strip()
-        finally:
-            os.close(descriptor)
+        return read_at_once(f"{directory}/{name}", _MOST_BYTES).decode().strip()
     except OSError:
         return None
+
+
+def read_at_once(path: str, most_bytes: int) -> bytes:
+    """A file of the kernel's that gives all it has to one read, without Python's file objects, which take longer than
+    that. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, most_bytes)
+    finally:
+        os.close(descriptor)
 
 
 def _unescape(field: str) -> str:

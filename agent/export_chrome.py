@@ -26,6 +26,7 @@ from schedtrace.exported import (
     batches,
     remarks,
     shown,
+    stopping_ns,
 )
 from schedtrace.lives import NOBODY
 from schedtrace.recording import Recording
@@ -146,13 +147,12 @@ class _Rows:
     def stops(self, stops: Array) -> bytes:
         """Of the world."""
         name = texts([json.dumps(one) for one in self._stops.names], self._stops.of(stops))
-        since, stopped_ns = stops["since_ns"].astype(np.int64), stops["stopped_ns"].astype(np.int64)
-        known = stopped_ns != 0
+        since, known = stops["since_ns"].astype(np.int64), stops["stopped_ns"] != 0
         fields: Sequence[Column] = (
             b'{"ph":"X","name":', name, *self._whole(stops, FIRST_STOPS, since), b',"dur":',
             *thousandths(stops["time_ns"].astype(np.int64) - since), b',"args":{"tid":', integers(stops["tid"]),
             texts(["", ',"stopping_ns":'], known.astype(np.int64)),
-            where(known, integers(np.where(known, np.maximum(stopped_ns - since, 0), 0))), b"}},\n",
+            where(known, integers(stopping_ns(stops))), b"}},\n",
         )  # fmt: skip
         return lines(len(stops), fields)
 

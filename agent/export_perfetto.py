@@ -24,6 +24,7 @@ from schedtrace.exported import (
     batches,
     remarks,
     shown,
+    stopping_ns,
 )
 from schedtrace.lives import NOBODY
 from schedtrace.packets import TIME_BYTES, Constant, Message, Number, Part, Template, field_number, mixed
@@ -279,11 +280,10 @@ def _kernel(spans: Array) -> bytes:
 
 def _stops(stops: Array, names: Array) -> bytes:
     known = stops["stopped_ns"] != 0
-    stopping = np.where(known, np.maximum(stops["stopped_ns"], stops["since_ns"]) - stops["since_ns"], 0)
     tracks = stops["slot"].astype(np.int64) + _STOPS
     return mixed(
         _STOP_SPANS, known.astype(np.int64), begin=stops["since_ns"], end=stops["time_ns"], name=names, track=tracks,
-        tid=stops["tid"], stopping=stopping,
+        tid=stops["tid"], stopping=stopping_ns(stops),
     )  # fmt: skip
 
 

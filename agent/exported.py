@@ -121,6 +121,13 @@ class StopNames:
         return places
 
 
+def stopping_ns(stops: Array) -> Array:
+    """Of an array of :data:`schedtrace.events.STOP`: how long it took until all had stopped, 0 if it isn't known."""
+    since, stopped = stops["since_ns"].astype(np.int64), stops["stopped_ns"].astype(np.int64)
+    lengths_ns: Array = np.maximum(stopped - since, 0)
+    return lengths_ns
+
+
 def batches(count: int) -> Iterator[range]:
     """The numbers below ``count``, some at a time."""
     return (range(start, min(start + _MANY, count)) for start in range(0, count, _MANY))

@@ -27,7 +27,7 @@ from schedtrace.accounts import Accounts, Owner
 from schedtrace.attachments import Attachments
 from schedtrace.binaries import Binaries, GoBinary, file_key
 from schedtrace.books import Books, Watched
-from schedtrace.cgroups import Membership, container_of, read_membership, read_mounts
+from schedtrace.cgroups import Membership, container_of, read_at_once, read_membership, read_mounts
 from schedtrace.errors import AttachFailed, NotTraceable, PermissionDenied, SchedtraceError
 from schedtrace.governor import Governor, Level
 from schedtrace.logs import EventLog
@@ -274,14 +274,12 @@ class Fleet:
 
     def _read_passively(self, process: Process, plan: ProbePlan, load_bias: int) -> None:
         """Besides, read what the runtime counts itself, where that can be found."""
-        reason = plan.runtime
-        if not isinstance(reason, str):
-            try:
-                self._passive.watch(process, reason, load_bias)
-            except SchedtraceError as error:
-                reason = str(error)
-        if isinstance(reason, str):
-            self._events.info("passive", f"what its runtime counts isn't read: {reason}", pid=process.pid)
+        try:
+            if isinstance(plan.runtime, str):
+                raise NotTraceable(plan.runtime)
+            self._passive.watch(process, plan.runtime, load_bias)
+        except SchedtraceError as error:
+            self._events.info("passive", f"what its runtime counts isn't read: {error}", pid=process.pid)
 
     def _labels(self, process: Process, membership: Membership, *, patient: bool = True) -> Labels | None:
         """Whose a process is; None if its pod's name may still come and one is patient."""
@@ -416,8 +414,4 @@ def _owner(membership: Membership) -> Owner:
 
 
 def _cgroup_text(pid: int) -> bytes:
-    descriptor = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)  # of every process, every few seconds
-    try:
-        return os.read(descriptor, _MOST_BYTES)
-    finally:
-        os.close(descriptor)
+    return read_at_once(f"/proc/{pid}/cgroup", _MOST_BYTES)  # of every process, every few seconds

@@ -34,8 +34,8 @@ class Image:
         return _path(self.descriptor)
 
 
-def open_image(process: Process, *, syscalls: bool = False) -> Image:
-    """The file with the process's Go runtime; ``syscalls`` as for :func:`schedtrace.plan.make_plan`.
+def open_image(process: Process, *, syscalls: bool = False, stops: bool = False) -> Image:
+    """The file with the process's Go runtime; ``syscalls``, ``stops`` as for :func:`schedtrace.plan.make_plan`.
 
     Raises NotTraceable if neither its executable nor a shared object of it can be watched: the reason is the Go shared
     object's if there is one, else the executable's. PermissionDenied if they can't be read.
@@ -43,11 +43,11 @@ def open_image(process: Process, *, syscalls: bool = False) -> Image:
     descriptor = process.open_executable()
     try:
         with _naming(f"{process.exe} (PID {process.pid})", _path(descriptor)):
-            plan = replace(make_plan(_path(descriptor), syscalls=syscalls), path=process.exe)
+            plan = replace(make_plan(_path(descriptor), syscalls=syscalls, stops=stops), path=process.exe)
         return Image(descriptor, plan, process.load_bias(), shared_object=False)
     except NotTraceable:
         os.close(descriptor)
-        library = _go_library(process, syscalls=syscalls)
+        library = _go_library(process, syscalls=syscalls, stops=stops)
         if library is None:
             raise
         return library
@@ -56,7 +56,7 @@ def open_image(process: Process, *, syscalls: bool = False) -> Image:
         raise
 
 
-def _go_library(process: Process, *, syscalls: bool) -> Image | None:
+def _go_library(process: Process, *, syscalls: bool, stops: bool) -> Image | None:
     """The first shared object with a Go runtime that can be watched; None if none is Go's."""
     found: Image | None = None
     others: list[str] = []
@@ -68,7 +68,7 @@ def _go_library(process: Process, *, syscalls: bool) -> Image | None:
         path, name = _path(descriptor), f"{mapping.path} in {process.exe} (PID {process.pid})"
         try:
             with _naming(name, path):
-                plan = replace(make_plan(path, syscalls=syscalls), path=mapping.path)
+                plan = replace(make_plan(path, syscalls=syscalls, stops=stops), path=mapping.path)
         except NotTraceable as error:
             if has_build_information(path):
                 refusal = refusal or error

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from schedtrace import abi
-from schedtrace.histogram import Histogram, total
+from schedtrace.histogram import Histogram
 from schedtrace.reasons import reason_name
 from schedtrace.window import (
     CAUSES,
@@ -91,7 +91,7 @@ def stops(records: Any, reasons: Sequence[str]) -> dict[str, Histogram]:
     found: dict[str, Histogram] = {}
     for i, one in _histograms(records):
         name = reasons[i] if 0 < i < len(reasons) else NO_STOP_REASON
-        found[name] = total((found[name], one)) if name in found else one
+        found[name] = found.get(name, Histogram()) + one
     return found
 
 

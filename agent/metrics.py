@@ -2,7 +2,7 @@
 
 from schedtrace.exposition import Family, Kind
 
-LABELS = ("namespace", "pod", "container", "process")
+_LABELS = ("namespace", "pod", "container", "process")
 _OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
     (
         "schedtrace_goroutine_sched_latency_seconds",
@@ -153,7 +153,7 @@ _OF_SERIES: tuple[tuple[str, Kind, tuple[str, ...], str], ...] = (
 )
 """Name, kind, labels besides those of the series, help."""
 
-OF_SERIES = tuple(Family(name, kind, text, LABELS + own) for name, kind, own, text in _OF_SERIES)
+OF_SERIES = tuple(Family(name, kind, text, _LABELS + own) for name, kind, own, text in _OF_SERIES)
 """Of each set of labels."""
 
 OF_NODE = (

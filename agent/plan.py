@@ -15,9 +15,10 @@ casgstatus would cost two hits a system call, and whenever the compiler copied c
 In both modes preemptPark and coroswitch_m are probed, whose transitions casgstatus does not see.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TypeVar
 
 from schedtrace.abi import SITE_LIMIT, ProbeKind
 from schedtrace.errors import NotTraceable
@@ -63,6 +64,7 @@ from schedtrace.transitions import (
 )
 from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL
 
+_Part = TypeVar("_Part")
 _RUNTIME = "runtime."
 _NAMES = [
     _RUNTIME + name
@@ -90,7 +92,7 @@ class ProbePlan:
     ``layout`` is None where the runtime's structs are not known; ``unseen`` says, for a reader, what the
     probes can't see; ``notes`` what else is worth knowing. ``sampled``: what the sampled level needs; None if
     that isn't possible, and ``sampled_obstacle`` then says why. ``runtime``: where the runtime's own state is, or why
-    that isn't known. ``stops``: how a recording sees stops of the world, or why it can't.
+    that isn't known. ``stops``: how a recording sees stops of the world, or why it can't; "" if nobody asked.
     """
 
     path: str
@@ -129,9 +131,9 @@ class ProbePlan:
         why = "the runtime hands its own samples to it"
         return replace(self, mode="record", mode_reason=why, probes=(probe,), unseen=sampled.unseen, notes=())
 
-
     def with_stops(self) -> "ProbePlan":
-        """The plan for a recording, which also sees stops of the world; where it can't, that is among ``unseen``."""
+        """Of one that was made with ``stops`` the plan for a recording, which also sees stops of the world; where it
+        can't, that is among ``unseen``."""
         if isinstance(self.stops, str):
             return replace(self, unseen=(*self.unseen, f"stops of the world: {self.stops}"))
         more = tuple(_probe(function, kind, site) for function, kind, site in self.stops.sites)
@@ -141,16 +143,17 @@ class ProbePlan:
         return replace(self, probes=(*self.probes, *more))
 
 
-def make_plan(path: str, *, syscalls: bool = False) -> ProbePlan:
+def make_plan(path: str, *, syscalls: bool = False, stops: bool = False) -> ProbePlan:
     """Decide how to watch the goroutines of the Go executable or shared object at ``path``.
 
-    ``syscalls``: also report when goroutines enter and leave system calls (two hits each).
+    ``syscalls``: also report when goroutines enter and leave system calls (two hits each). ``stops``: also look for
+    where stops of the world can be seen, for which all code is read.
 
     Raises NotTraceable, saying why, if the file is no Go binary that can be watched; PermissionDenied if it
     may not be read.
     """
     with Binary.open(path) as binary:
-        return _Planner(binary, syscalls).plan()
+        return _Planner(binary, syscalls, stops).plan()
 
 
 @dataclass
@@ -159,6 +162,7 @@ class _Planner:
 
     binary: Binary
     syscalls: bool
+    stops: bool
     probes: list[Probe] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -183,7 +187,7 @@ class _Planner:
         if dear := sorted({_short(probe.function) for probe in self.probes if not probe.emulated}):
             self.notes.append(f"dear probes, single-stepped by the kernel: {', '.join(dear)}")
         self.find_data = cache(lambda: self._find_data(symtab))
-        sampled, obstacle = self._sampled()
+        sampled = self._or_why_not(self._sampled)
         return ProbePlan(
             path=self.binary.path,
             arch=self.binary.arch.value,
@@ -197,36 +201,30 @@ class _Planner:
             probes=tuple(sorted(self.probes, key=_heat)),
             unseen=tuple(self.unseen),
             notes=tuple(self.notes),
-            sampled=sampled,
-            sampled_obstacle=obstacle,
-            runtime=self._runtime(info),
-            stops=self._stops(),
+            sampled=None if isinstance(sampled, str) else sampled,
+            sampled_obstacle=sampled if isinstance(sampled, str) else "",
+            runtime=self._or_why_not(lambda: self._runtime(info)),
+            stops=self._or_why_not(self._stops) if self.stops else "",
         )
 
     def _find_data(self, symtab: Symtab | None) -> RuntimeData:
         assert self.known_layout  # nobody asks without
         return find_runtime_data(self.binary, self.table, symtab, self.known_layout)
 
-    def _sampled(self) -> tuple[SampledPlan | None, str]:
-        try:
-            return make_sampled_plan(self.binary, self.table, self.layout, self.writes, self.find_data), ""
-        except NotTraceable as error:
-            return None, self._without_path(error)
+    def _sampled(self) -> SampledPlan:
+        return make_sampled_plan(self.binary, self.table, self.layout, self.writes, self.find_data)
 
-    def _runtime(self, info: BuildInfo) -> RuntimePlan | str:
-        try:
-            return make_runtime_plan(self.binary, self.table, info.version, self.known_layout, self.find_data)
-        except NotTraceable as error:
-            return self._without_path(error)
+    def _runtime(self, info: BuildInfo) -> RuntimePlan:
+        return make_runtime_plan(self.binary, self.table, info.version, self.known_layout, self.find_data)
 
-    def _stops(self) -> StopsPlan | str:
-        try:
-            return make_stops_plan(self.binary, self.table, self.known_layout, self.functions)
-        except NotTraceable as error:
-            return self._without_path(error)
+    def _stops(self) -> StopsPlan:
+        return make_stops_plan(self.binary, self.table, self.known_layout, self.functions)
 
-    def _without_path(self, error: NotTraceable) -> str:
-        return str(error).removeprefix(f"{self.binary.path}: ")
+    def _or_why_not(self, make: Callable[[], _Part]) -> _Part | str:
+        try:
+            return make()
+        except NotTraceable as error:
+            return str(error).removeprefix(f"{self.binary.path}: ")
 
     def _refuse_unsuitable(self, info: BuildInfo) -> None:
         minor = info.version.minor if info.version else self.table.newest_minor

@@ -69,7 +69,11 @@ class Snapshot:
     @property
     def timed(self) -> tuple[int, int]:
         """Of some hits, how long the programs took, in ns, and how many those are."""
-        return int(self.stats["timed_ns"]), int(self.stats["timed"])
+        return _timed(self.stats)
+
+
+def _timed(stats: Any) -> tuple[int, int]:
+    return int(stats["timed_ns"]), int(stats["timed"])
 
 
 @dataclass
@@ -326,8 +330,7 @@ class Session:
 
     def timed(self, pid: int) -> tuple[int, int]:
         """Of some hits since :meth:`watch`, how long the programs took, in ns, and how many those are."""
-        stats = self._maps.stats(self._targets[pid])
-        return int(stats["timed_ns"]), int(stats["timed"])
+        return _timed(self._maps.stats(self._targets[pid]))
 
     def look_again(self, keys: Array) -> list[Any]:
         """The records of these goroutines as they are now; None for one that has ended. BPF changes a record while it

@@ -30,9 +30,9 @@ class ThrottleWatch:
                 continue  # the cgroup has gone, and the target with it
             before = self._before.get(slot, now)
             self._before[slot] = now
-            periods, ns = now.throttled_periods - before.throttled_periods, now.throttled_ns - before.throttled_ns
-            if periods > 0 or ns > 0:
-                grown.append((slot, max(periods, 0), max(ns, 0)))
+            more = now - before
+            if more.throttled_periods > 0 or more.throttled_ns > 0:
+                grown.append((slot, max(more.throttled_periods, 0), max(more.throttled_ns, 0)))
         events = np.zeros(len(grown), THROTTLED)
         events["type"], events["since_ns"], events["time_ns"] = EventType.THROTTLED, since_ns, monotonic_ns()
         for event, (slot, periods, ns) in zip(events, grown, strict=True):

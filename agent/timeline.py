@@ -165,7 +165,6 @@ class Timeline:
             yield Block(no_moves, none, none, no_flows, some, runs.of(some), of_threads, no_stops, held[:0])
         self.clipped = seen.clipped + runs.clipped + threads.clipped + stopped.clipped
 
-
     def _throttles(self) -> Throttles:
         recording = self._recording
         gaps = [(gap.since_ns, gap.until_ns) for gap in recording.gaps]

@@ -69,7 +69,7 @@ def _pointers(binary: Binary) -> None:
 
 
 def _plan(binary: Binary) -> None:
-    make_plan(binary.path)
+    make_plan(binary.path, stops=True)
 
 
 def _runtime_plan(binary: Binary) -> None:

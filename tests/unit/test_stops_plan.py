@@ -29,7 +29,7 @@ def reason_not_to(plan: ProbePlan) -> str:
 
 @pytest.mark.parametrize(("form", "version"), [*MATRIX, *(("arm64", version) for version in VERSIONS)])
 def test_every_version_and_form(form: str, version: str) -> None:
-    plan, minor = make_plan(str(built(form, version))), int(version[2:])
+    plan, minor = make_plan(str(built(form, version)), stops=True), int(version[2:])
     recorded = plan.with_stops()
     assert recorded.probes[:-2] == plan.probes
     assert recorded.unseen == plan.unseen
@@ -50,28 +50,28 @@ def test_every_version_and_form(form: str, version: str) -> None:
 
 @pytest.mark.parametrize("version", ["1.22", "1.27"])
 def test_also_where_a_profile_has_code_copied(version: str) -> None:
-    plan = make_plan(str(pgo.build_pgo(version, strip=True)))
+    plan = make_plan(str(pgo.build_pgo(version, strip=True)), stops=True)
     assert len(plan.with_stops().probes) == len(plan.probes) + 2
 
 
 @pytest.mark.parametrize("name", [STOP, START, "runtime.procresize"])
 def test_a_function_that_is_not_there(tmp_path: Path, name: str) -> None:
     path = altered(tmp_path, built("stripped", "1.27"), (f"{name}\0".encode(), f"{name[:-1]}z\0".encode()))
-    assert reason_not_to(make_plan(path)) == f"the compiler left no function {name}"
+    assert reason_not_to(make_plan(path, stops=True)) == f"the compiler left no function {name}"
 
 
 def test_a_copy_elsewhere_is_noticed(tmp_path: Path) -> None:
     path = calling(tmp_path, built("plain", "1.25"), caller="newproc1", old="casgstatus", new="procresize")
-    assert reason_not_to(make_plan(str(path))) == f"the compiler copied {START} into runtime.newproc1"
+    assert reason_not_to(make_plan(str(path), stops=True)) == f"the compiler copied {START} into runtime.newproc1"
 
 
 def test_a_version_that_is_not_known(tmp_path: Path) -> None:
     path = altered(tmp_path, built("plain", "1.27"), (b"go1.27.3", b"go1.99.3"))
-    assert "not known how it stops the world" in reason_not_to(make_plan(path))
+    assert "not known how it stops the world" in reason_not_to(make_plan(path, stops=True))
 
 
 def test_more_probes_than_there_can_be() -> None:
-    plan = make_plan(str(binary("pingpong", "1.25")))
+    plan = make_plan(str(binary("pingpong", "1.25")), stops=True)
     full = replace(plan, probes=plan.probes * abi.SITE_LIMIT).with_stops()
     assert full.probes == plan.probes * abi.SITE_LIMIT
     assert full.unseen[-1].startswith("stops of the world: with those there would be more than 31 probes")
