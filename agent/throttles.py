@@ -29,6 +29,7 @@ _IDLE = np.dtype([("begin_ns", "<i8"), ("end_ns", "<i8"), ("cpu", "<u2")])
 WANTS_CPU_MASK = 0xFF
 """None of these bits of prev_state: a thread that is taken off its CPU still wants to run."""
 _KEPT_NS = 1_000_000_000  # more than goes by between two looks at the counters, if the recorder gets to run
+_SOON_NS = 2_000_000  # after it was over threads run again
 _MOST_AT_ONCE = 1000  # are looked at: no recorder looks at the counters as often, no machine has as many CPUs
 _MOST_SWITCHES = 1 << 19  # in that time; more than any machine tried makes
 _NEVER = (1 << 63) - 1
@@ -111,7 +112,9 @@ class _Target:
         lengths = idle["end_ns"] - idle["begin_ns"]
         left_ns, chosen = counted_ns, []
         on_cpu: Counter[int] = Counter()
-        for i in np.argsort(-lengths, kind="stable")[:_MOST_AT_ONCE].tolist():
+        # What was counted was over: those that go on for longer only if there are no others.
+        goes_on = idle["end_ns"] > until_ns + _SOON_NS
+        for i in np.lexsort((-lengths, goes_on))[:_MOST_AT_ONCE].tolist():
             cpu, length = int(idle["cpu"][i]), min(int(lengths[i]), left_ns)
             if left_ns <= _REST * counted_ns:
                 break

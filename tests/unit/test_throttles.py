@@ -76,6 +76,12 @@ def test_a_thread_that_waited_for_its_turn_longer_than_the_limit_held_it(tmp_pat
     assert found(tmp_path, *events, off(150, 2, 0)) == [(30, 100, 1, 70)]
 
 
+def test_what_is_counted_was_over(tmp_path: Path) -> None:
+    """Held back twice, for longer the second time, which had begun when the first was counted."""
+    events = (on(0, 1, 0), off(4, 1, 0), on(14, 1, 0, 4), off(18, 1, 0), counted(20, 0, 10), on(35, 1, 0, 18))
+    assert found(tmp_path, *events, counted(40, 20, 17), off(60, 1, 0)) == [(4, 14, 1, 10), (18, 35, 1, 17)]
+
+
 def test_a_thread_that_goes_on_on_another_cpu(tmp_path: Path) -> None:
     """Where others ran a moment ago; and one that wakes up later waits there, too."""
     monitor = (on(98, 9, 1, 97.9), off(98.1, 9, 1, blocked=True))
