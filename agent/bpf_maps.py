@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,15 @@ class MapReader:
         :class:`abi.SampleStats` from the table "samples", or of :class:`abi.ThreadStats` from "thread_stats"."""
         return _summed(table, self.per_cpu(table, slot, _STATS[table])[np.newaxis])[0]
 
-    def stats_of_all(self, slots: int, table: str) -> Array:
-        """:meth:`stats` of the first ``slots`` slots, in chunks: an array of records."""
-        found = [np.zeros(0, _STATS[table])]
-        for first in range(0, slots, _SLOTS):
-            count = min(_SLOTS, slots - first)
-            found.append(_summed(table, self._per_cpu_of_some(table, first, count, _STATS[table])))
-        return np.concatenate(found)
+    def stats_of(self, slots: Collection[int], table: str = "stats") -> dict[int, Any]:
+        """:meth:`stats` of these slots, by slot: one system call for many that lie together."""
+        found: dict[int, Any] = {}
+        for chunk in sorted({slot // _SLOTS for slot in slots}):
+            first, own = chunk * _SLOTS, [slot for slot in slots if slot // _SLOTS == chunk]
+            count = max(own) + 1 - first
+            summed = _summed(table, self._per_cpu_of_some(table, first, count, _STATS[table]))
+            found.update((slot, summed[slot - first]) for slot in own)
+        return found
 
     def _per_cpu_of_some(self, table: str, first: int, count: int, dtype: Any) -> Array:
         """Entries of a per-CPU array, from ``first`` on: an array of (count, CPUs)."""

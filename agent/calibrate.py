@@ -3,8 +3,8 @@
 This process maps a page of code of its own, puts the session's own programs on it, and runs a made-up goroutine through
 park, ready and run: the trap, the program, its map look-ups and its user reads, just as the target pays them. What the
 target's own work does to the caches differs from target to target: so the programs time themselves at one hit in some
-tens, here and there, and by as much as they take longer there the whole hit is taken to be dearer. It is called an
-estimate.
+tens, here and there, and what they take longer there tells by how much the whole hit is dearer
+(:data:`schedtrace.target.COLD_TRAP`). It is called an estimate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROUNDS = 9
 _LOOPS = 100
 _STEPPED_LOOPS = 20
 _KEPT = 15
-_EVERY_SECONDS = 1.0
+_EVERY_SECONDS = 3.0
 _SELDOM_SECONDS = 15.0
 HITS_PER_LOOP = 3
 FEWEST_TIMED = 30
@@ -220,7 +220,7 @@ class Calibration:
         self._programs = {each: program_ns / usual_ns for each, program_ns in enough.items()} if usual_ns else {}
 
     def measure(self, *, seldom: bool = False) -> None:
-        """Measure once more, if that was a second ago or longer; ``seldom``: a quarter of a minute. Takes half a
+        """Measure once more, if that was three seconds ago or longer; ``seldom``: a quarter of a minute. Takes a
         millisecond of CPU time, more where there are many CPUs."""
         if monotonic() - self._measured >= (_SELDOM_SECONDS if seldom else _EVERY_SECONDS):
             self._measured = monotonic()

@@ -72,17 +72,16 @@ class Exporter:
             for family in self._families
         ]
 
-    def text(self, *, openmetrics: bool) -> bytes:
-        """What prometheus_client makes of :meth:`collect`, much sooner. Raises what ``look`` raises."""
+    def text(self, *, openmetrics: bool) -> Iterator[bytes]:
+        """What prometheus_client makes of :meth:`collect`, much sooner, in pieces: all of it can be megabytes. The look
+        is taken before the first piece. Raises what ``look`` raises."""
         shown, rows = self._scrape()
-        parts = []
         for family in self._families:
-            parts.append(exposition.head(family, openmetrics=openmetrics))
-            parts += [one.lines[family.name] for one in shown if family.name in one.lines]
-            parts.append(exposition.lines(family, rows[family.name]))
+            yield exposition.head(family, openmetrics=openmetrics)
+            yield b"".join([one.lines[family.name] for one in shown if family.name in one.lines])
+            yield exposition.lines(family, rows[family.name])
         if openmetrics:
-            parts.append(exposition.END_OF_OPENMETRICS)
-        return b"".join(parts)
+            yield exposition.END_OF_OPENMETRICS
 
     def _scrape(self) -> tuple[list[_Shown], Mapping[str, list[Row]]]:
         """What is shown of series, by labels, and what belongs to no series, by family."""

@@ -352,17 +352,18 @@ class Session:
     def _goroutines(self) -> tuple[Array, Array]:
         return self._maps.entries("goroutines", abi.GoroutineKey, abi.Goroutine, self._sizes.goroutines)
 
-    def _snapshots(self, pids: Iterable[int], now_ns: int, keys: Array, values: Array) -> dict[int, Snapshot]:
+    def _snapshots(self, pids: Sequence[int], now_ns: int, keys: Array, values: Array) -> dict[int, Snapshot]:
         """Snapshots without functions, from all goroutines there are."""
         own, none = self._maps.grouped(values, keys["tgid"]), values[:0]
         ends = {number: self._end(number) for number in {self._watched[pid][0] for pid in pids}}
+        slots = {pid: self._targets[pid] for pid in pids}
+        stats = self._maps.stats_of(slots.values())
         found = {}
-        for pid in pids:
+        for pid, slot in slots.items():
             window, since_ns = self._watched[pid]
             time_ns = max(min(now_ns, ends[window]), since_ns)
-            stats = self._maps.stats(self._targets[pid])
             samples, seen_ns = self._samples_of(pid), time_ns - since_ns
-            found[pid] = Snapshot(time_ns, stats, {}, own.get(pid, none), 0, seen_ns=seen_ns, samples=samples)
+            found[pid] = Snapshot(time_ns, stats[slot], {}, own.get(pid, none), 0, seen_ns=seen_ns, samples=samples)
         return found
 
     def retire(self, pids: Sequence[int]) -> dict[int, Snapshot]:

@@ -120,8 +120,11 @@ whether it is looked which goroutine the thread runs: estimates, see bench/switc
 _UNKNOWN = Costs({True: 2_000.0, False: 15_000.0})
 """Taken for the cost of a hit where it can't be measured: more than on any machine tried."""
 
-_MOST_DEARER = 3.0
-"""More than on any target tried: then the programs had more to do, and it isn't the caches."""
+COLD_TRAP = 4.0
+"""Where caches are cold a hit takes so many times as much longer as the program alone, whichever program it is: an
+estimate, see bench/hit_cost.py."""
+_MOST_COLD = 2.0
+"""Of a hit's cost; more than on any target tried: then the programs had more to do, and it isn't the caches."""
 
 
 def costs_of(calibration: Calibration | None, plan: ProbePlan) -> Costs:
@@ -132,12 +135,12 @@ def costs_of(calibration: Calibration | None, plan: ProbePlan) -> Costs:
 @dataclass
 class Bill:
     """What its hits have cost a target, ``ns`` of CPU time: each what one cost when it was counted. An estimate.
-    ``agent_ns``: its share of what this process spent on putting its probes in and taking them out. ``dearer``: one
-    costs so many times what it does where that is measured; to begin with what is to be expected."""
+    ``agent_ns``: its share of what this process spent on putting its probes in and taking them out. ``cold_ns``: one
+    costs so much more than where that is measured; to begin with what is to be expected."""
 
     ns: float = 0.0
     agent_ns: float = 0.0
-    dearer: float = 1.0
+    cold_ns: float = 0.0
     _hits: Sequence[int] = ()
 
     def add(self, plan: ProbePlan, hits: Sequence[int], timed: tuple[int, int], costs: Costs) -> None:
@@ -145,8 +148,9 @@ class Bill:
         many."""
         timed_ns, count = timed
         if costs.program_ns and count >= FEWEST_TIMED:
-            self.dearer = min(max(timed_ns / count / costs.program_ns, 1.0), _MOST_DEARER)
+            cold_ns = COLD_TRAP * (timed_ns / count - costs.program_ns)
+            self.cold_ns = min(max(cold_ns, 0.0), _MOST_COLD * min(costs.hit_ns.values()))
         before = self._hits or [0] * len(hits)
         for probe, now, then in zip(plan.probes, hits, before, strict=False):
-            self.ns += (now - then) * costs.hit_ns[probe.emulated] * self.dearer
+            self.ns += (now - then) * (costs.hit_ns[probe.emulated] + self.cold_ns)
         self._hits = hits

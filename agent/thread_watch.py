@@ -91,8 +91,7 @@ class ThreadWatch:
 
     def snapshots(self) -> dict[int, ThreadSnapshot]:
         """A snapshot of every process, without functions: the same object as last time where it is the same."""
-        slots = max((watched.slot for watched in self._watched.values()), default=-1) + 1
-        stats = self._maps.stats_of_all(slots, "thread_stats")
+        stats = self._maps.stats_of([watched.slot for watched in self._watched.values()], "thread_stats")
         found = {}
         for pid, watched in self._watched.items():
             own, last = stats[watched.slot], watched.last

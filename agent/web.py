@@ -9,7 +9,6 @@ connections at once, each for a limited time and for one request, and one scrape
 from __future__ import annotations
 
 import errno
-import gzip
 import json
 import os
 import re
@@ -17,7 +16,7 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -25,6 +24,7 @@ from http.server import BaseHTTPRequestHandler
 from itertools import count
 from urllib.parse import parse_qs
 
+from isal import isal_zlib
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
@@ -46,7 +46,7 @@ TURN_SECONDS = 10.0
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^][]+)\]|(?P<host>[^][:]*)):(?P<port>[0-9]{1,5})")
 _POLL_SECONDS = 0.25
 # Level 9, the library's, takes four times as long as 1 for three quarters of the size.
-_GZIP_LEVEL = 1
+_GZIP_LEVEL, _GZIP_FORMAT = 1, 31
 _INDEX = """schedtrace
 
 /metrics    for Prometheus
@@ -270,15 +270,15 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.scraping.acquire(timeout=TURN_SECONDS):
             return _plain(503, "another scrape takes too long")
         try:
-            content_type, body = self._scrape(query)
+            content_type, pieces = self._scrape(query)
+            if not gzip_accepted(self.headers.get("Accept-Encoding", "")):
+                return _Response(200, content_type, b"".join(pieces))
+            return _Response(200, content_type, _gzipped(pieces), (("Content-Encoding", "gzip"),))
         finally:
             self.server.scraping.release()
-        if not gzip_accepted(self.headers.get("Accept-Encoding", "")):
-            return _Response(200, content_type, body)
-        return _Response(200, content_type, gzip.compress(body, _GZIP_LEVEL), (("Content-Encoding", "gzip"),))
 
-    def _scrape(self, query: str) -> tuple[str, bytes]:
-        """Content type and body in the format that the client asks for."""
+    def _scrape(self, query: str) -> tuple[str, Iterable[bytes]]:
+        """Content type and pieces of the body in the format that the client asks for."""
         accept = " ".join(
             self.headers.get("Accept", "").split()
         )  # some of it is given back in a header: no folded lines
@@ -290,7 +290,7 @@ class _Handler(BaseHTTPRequestHandler):
         openmetrics = content_type.startswith("application/openmetrics-text; version=1.0.0")
         if names or not (openmetrics or content_type.startswith("text/plain")) or "escaping=dots" in content_type:
             registry = self.server.registry
-            return content_type, encoder(registry.restricted_registry(names) if names else registry)
+            return content_type, [encoder(registry.restricted_registry(names) if names else registry)]
         return content_type, self.server.exporter.text(openmetrics=openmetrics)
 
     def _send(self, response: _Response) -> None:
@@ -315,6 +315,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the library's name)
         """Requests are not logged."""
+
+
+def _gzipped(pieces: Iterable[bytes]) -> bytes:
+    """With ISA-L: an eighth of what zlib takes at the level that gives as many bytes, and that was half of a scrape."""
+    compressor = isal_zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_FORMAT)
+    return b"".join([*map(compressor.compress, pieces), compressor.flush()])
 
 
 def _plain(status: int, text: str) -> _Response:

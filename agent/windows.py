@@ -183,9 +183,9 @@ class Windows:
         if not self._session.room:
             return
         plan = member.probed.plan
-        hit_ns, dearer = target.costs_of(self._calibration, plan).hit_ns, member.bill.dearer
-        hits_limit = max(int(limit_ns / dearer / max(hit_ns[probe.emulated] for probe in plan.probes)), 1)
-        member.bill = Bill(dearer=dearer)
+        hit_ns, cold_ns = target.costs_of(self._calibration, plan).hit_ns, member.bill.cold_ns
+        hits_limit = max(int(limit_ns / (cold_ns + max(hit_ns[probe.emulated] for probe in plan.probes))), 1)
+        member.bill = Bill(cold_ns=cold_ns)
         with suppress(SchedtraceError):
             bias, window = member.process.load_bias(), member.probed.window
             record, sampler = target.record_of(plan, bias), target.sampler_of(plan, bias)

@@ -39,7 +39,7 @@ COLLECTED_SECONDS = 1.5
 """Until a window that has ended is in the agent's figures."""
 AROUND_NS = 2_000_000_000
 """So long before and after a window is what it is compared with."""
-TURNS, TURN_SECONDS = 8, 3.0
+TURNS, TURN_SECONDS = 12, 3.0
 """Without the governor."""
 LIMIT_PERCENT, MISSED_PERCENT = 1.0, 1.5
 HONEST = 0.2

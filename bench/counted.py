@@ -1,6 +1,7 @@
 """A program that counts its work where others can read it while it runs: see golang/counted."""
 
 import mmap
+import os
 import shutil
 import subprocess
 import sys
@@ -50,13 +51,14 @@ class Counted:
 
 
 @contextmanager
-def counted(program: Path, count: Path, *arguments: str) -> Iterator[Counted]:
-    """Starts it, counting in the file ``count``, and kills it at the end."""
+def counted(program: Path, count: Path, *arguments: str, procs: int | None = None) -> Iterator[Counted]:
+    """Starts it, counting in the file ``count``, and kills it at the end. ``procs``: GOMAXPROCS."""
     count.write_bytes(bytes(8))
     with count.open("r+b") as file:
         counter = mmap.mmap(file.fileno(), 8)
     command: list[str | Path] = [program, "-count", count, *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, **({"GOMAXPROCS": str(procs)} if procs else {})}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout
         process.stdout.readline()

@@ -18,11 +18,15 @@ from schedtrace.calibrate import CASGSTATUS, FUNCTIONS, HITS_PER_LOOP, RECORDS, 
 from schedtrace.compilation import Compilation
 from schedtrace.errors import AttachFailed
 from schedtrace.session import ProbeSite, Session
+from schedtrace.target import COLD_TRAP
 
 ROUNDS = 60
 LOOPS = 500  # a sample of a millisecond or two: short enough that most are not interrupted
 STEPPED_LOOPS = 50  # a hit costs ten times as much there
 MANY_ROUNDS = 5
+COLD_ROUNDS, COLD_LOOPS = 30, 60
+SWEPT_BYTES = 1 << 22
+"""Written between two hits of each site, so that caches of that size hold nothing else."""
 GOROUTINES = (1, 1_000, 100_000)  # leave one when divided by three, see CodePage.pass_sites
 LIMIT = 1.35
 
@@ -59,7 +63,7 @@ class Pages:
     def __init__(self, names: Sequence[str], stack: ExitStack) -> None:
         self._memory = ctypes.create_string_buffer(max(GOROUTINES) * G_BYTES)
         self._pages: dict[str, CodePage] = {}
-        self._sessions: list[Session] = []
+        self._sessions: dict[str, Session] = {}
         parts = stack.enter_context(Parts())
         parts.follow(ctypes.addressof(self._memory), max(GOROUTINES))
         by_text = {text: name for name, text in PARTS.items()}
@@ -67,7 +71,7 @@ class Pages:
             if kinds := ALL_REAL.get(name):
                 program = program_of(kinds[0])
                 session = stack.enter_context(Session(Compilation(programs=(program,)), (program,)))
-                self._sessions.append(session)
+                self._sessions[name] = session
                 attach = partial(_attach_session, session, kinds)
             elif name != NOTHING:
                 attach = partial(_attach_part, parts, by_text.get(name, "empty"), name == EMPTY_PERF)
@@ -87,9 +91,31 @@ class Pages:
             found[name]()  # makes the records, fills the caches
         return found
 
+    def swept(self, names: Sequence[str]) -> dict[str, Measure]:
+        """As :meth:`measures`, with the caches swept between two hits: the sweep is part of the time."""
+        return {name: partial(self._swept, self._pages[name]) for name in names}
+
+    def _swept(self, page: CodePage) -> float:
+        start = thread_time_ns()
+        for _ in range(COLD_LOOPS):
+            ctypes.memset(self._memory, 0, SWEPT_BYTES)
+            page.pass_sites(1)
+        return (thread_time_ns() - start) / (COLD_LOOPS * HITS_PER_LOOP)
+
+    def programs_ns(self, names: Sequence[str]) -> dict[str, Callable[[], float]]:
+        """How long each of these real programs took alone, as they measure it themselves, since this call: to be called
+        later."""
+        before = {name: self._sessions[name].timed(os.getpid()) for name in names}
+
+        def since(name: str) -> float:
+            (ns, count), (ns_before, count_before) = self._sessions[name].timed(os.getpid()), before[name]
+            return (ns - ns_before) / (count - count_before)
+
+        return {name: partial(since, name) for name in names}
+
     def check(self) -> None:
         """Raises BenchError if the real programs did not do what they do in a target."""
-        for session in self._sessions:
+        for session in self._sessions.values():
             _check(session)
 
 
@@ -185,6 +211,24 @@ def many_goroutines(pages: Pages) -> None:
     print_table(["ns a hit, with that many goroutines in turn", *(f"{count:,}" for count in GOROUTINES)], rows)
 
 
+def cold_caches(pages: Pages) -> None:
+    """By how much longer a hit takes with cold caches, as multiples of what its program alone takes longer."""
+    rows, names = {name: [name] for name in ALL_REAL}, [NOTHING, *ALL_REAL]
+    hits, programs = [], []
+    for measures in (pages.measures(names, 1), pages.swept(names)):
+        programs_ns = pages.programs_ns(list(ALL_REAL))
+        rounds = alternate(measures, COLD_ROUNDS)
+        hits.append({name: _hit(rounds, name).median for name in ALL_REAL})
+        programs.append({name: programs_ns[name]() for name in ALL_REAL})
+    for name, row in rows.items():
+        (hot, cold), (program_hot, program_cold) = [h[name] for h in hits], [p[name] for p in programs]
+        times = (cold - hot) / (program_cold - program_hot)
+        row += [f"{ns:.0f}" for ns in (hot, cold, program_hot, program_cold)] + [f"{times:.1f}"]
+    header = ["ns", "a hit, hot", "cold", "program alone, hot", "cold", "times as much longer"]
+    print_table(header, list(rows.values()))
+    print(f"the bill has {COLD_TRAP:.1f} times")
+
+
 def main() -> None:
     print("CPU time of a probe hit (medians, in brackets the middle half of the rounds)")
     print_conditions()
@@ -194,6 +238,8 @@ def main() -> None:
         one_goroutine(pages)
         print()
         many_goroutines(pages)
+        print()
+        cold_caches(pages)
         pages.check()
 
 

@@ -13,29 +13,29 @@ PLAN: Any = cast(Any, SimpleNamespace(probes=[SimpleNamespace(emulated=True), Si
 
 
 @pytest.mark.parametrize(
-    ("timed", "times"),
+    ("timed", "cold_ns"),
     [
-        ((300 * 50, 50), 1.5),
-        ((150 * 50, 50), 1.0),  # the trap is the same however short the program
-        ((2_000 * 50, 50), 3.0),
-        ((300 * 29, 29), 1.0),  # too few to tell
+        ((300 * 50, 50), 400),
+        ((150 * 50, 50), 0),  # the trap is the same however short the program
+        ((2_000 * 50, 50), 2_000),
+        ((300 * 29, 29), 0),  # too few to tell
     ],
 )
-def test_a_hit_is_as_much_dearer_as_the_programs_are_slower(timed: tuple[int, int], times: float) -> None:
+def test_a_hit_takes_four_times_as_much_longer_as_the_programs(timed: tuple[int, int], cold_ns: float) -> None:
     bill = Bill()
     bill.add(PLAN, [10, 2], timed, COSTS)
-    assert bill.ns == pytest.approx(times * (10 * 1_000 + 2 * 15_000))
-    assert bill.dearer == times
+    assert bill.ns == pytest.approx(10 * (1_000 + cold_ns) + 2 * (15_000 + cold_ns))
+    assert bill.cold_ns == cold_ns
 
 
 def test_hits_are_charged_once_each_as_it_was_when_they_were_counted() -> None:
-    bill = Bill(dearer=1.5)
+    bill = Bill(cold_ns=500)
     bill.add(PLAN, [10, 0], (0, 0), COSTS)
     assert bill.ns == pytest.approx(15_000)
     bill.add(PLAN, [20, 0], (40 * 400, 40), COSTS)
-    assert bill.ns == pytest.approx(15_000 + 20_000)
+    assert bill.ns == pytest.approx(15_000 + 18_000)
     bill.add(PLAN, [20, 0], (40 * 400, 40), COSTS)
-    assert bill.ns == pytest.approx(15_000 + 20_000)
+    assert bill.ns == pytest.approx(15_000 + 18_000)
 
 
 def test_where_it_is_not_known_how_long_programs_take_a_hit_costs_what_it_costs_anywhere() -> None:

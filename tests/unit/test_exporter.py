@@ -74,6 +74,10 @@ ODD_NAMES = [
 ]
 
 
+def text_of(one: Exporter, *, openmetrics: bool) -> bytes:
+    return b"".join(one.text(openmetrics=openmetrics))
+
+
 def histogram(seed: int = 0) -> Histogram:
     generator = random.Random(seed)
     slots = tuple(generator.randrange(1000) for _ in range(SLOTS))
@@ -155,7 +159,7 @@ VIEWS = {
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 def test_text_says_what_prometheus_client_says(view: tuple[Series, ...]) -> None:
     collector = exporter(*view)
-    ours = collector.text(openmetrics=False).decode()
+    ours = text_of(collector, openmetrics=False).decode()
     assert samples(parse_text(ours)) == samples(parse_text(generate_latest(registry(collector)).decode()))
     comments = [line for line in generate_latest(registry(collector)).decode().split("\n") if line[:1] == "#"]
     assert [line for line in ours.split("\n") if line[:1] == "#"] == comments
@@ -165,7 +169,7 @@ def test_text_says_what_prometheus_client_says(view: tuple[Series, ...]) -> None
 def test_openmetrics_says_what_prometheus_client_says(view: tuple[Series, ...]) -> None:
     """Its parser is strict: order of samples, suffixes, bounds, and the end."""
     collector = exporter(*view)
-    ours = collector.text(openmetrics=True).decode()
+    ours = text_of(collector, openmetrics=True).decode()
     library = generate_openmetrics(registry(collector)).decode()
     assert samples(parse_openmetrics(ours)) == samples(parse_openmetrics(library)) == samples(collector.collect())
     assert [line for line in ours.split("\n") if line[:1] == "#"] == [
@@ -176,14 +180,14 @@ def test_openmetrics_says_what_prometheus_client_says(view: tuple[Series, ...]) 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 def test_promtool_finds_nothing_to_say(view: tuple[Series, ...]) -> None:
-    text = exporter(*view).text(openmetrics=False)
+    text = text_of(exporter(*view), openmetrics=False)
     assert text.count(b"\n") > 20
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_every_name_kind_and_label() -> None:
-    text = exporter(series()).text(openmetrics=False).decode().split("\n")
+    text = text_of(exporter(series()), openmetrics=False).decode().split("\n")
     base = 'namespace="shop",pod="cart-5d9f-x2x",container="server",process="cart"'
     types = {line.split()[2]: line.split()[3] for line in text if line.startswith("# TYPE")}
     assert types == {
@@ -277,7 +281,7 @@ def test_histograms_are_those_of_prometheus_client() -> None:
 
 
 def test_odd_names_stay_apart_and_printable() -> None:
-    families = list(parse_text(exporter(*VIEWS["odd names"]).text(openmetrics=False).decode()))
+    families = list(parse_text(text_of(exporter(*VIEWS["odd names"]), openmetrics=False).decode()))
     names = [s.labels["process"] for family in families for s in family.samples if s.name == "schedtrace_threads"]
     assert len(names) == len(set(names)) == len(ODD_NAMES)
     assert all(name.isprintable() for name in names)
@@ -330,7 +334,7 @@ def test_whole_sets_of_labels_are_left_out_and_counted() -> None:
     assert pods_of(limited) == ["p0", "p1", "p2"]
     assert limited.left_out == 2
     assert values(limited, "schedtrace_series_left_out_total") == {(): 4 * each}
-    assert b"schedtrace_series_left_out_total %d\n" % (6 * each) in limited.text(openmetrics=False)
+    assert b"schedtrace_series_left_out_total %d\n" % (6 * each) in text_of(limited, openmetrics=False)
     exact = exporter(*pods, max_series=5 * each)
     assert len(pods_of(exact)) == 5
     assert values(exact, "schedtrace_series_left_out_total") == {(): 0}
@@ -360,7 +364,7 @@ def test_a_look_that_fails_is_the_scrapers_to_handle() -> None:
         raise OSError("no map")
 
     with pytest.raises(OSError, match="no map"):
-        Exporter(fails).text(openmetrics=True)
+        text_of(Exporter(fails), openmetrics=True)
     with pytest.raises(OSError, match="no map"):
         list(Exporter(fails).collect())
 
@@ -387,4 +391,4 @@ def test_what_has_changed_is_written_again() -> None:
     kept = Exporter(lambda: NodeView(next(coming), {}, {}))
     for view in views:
         fresh = Exporter(partial(NodeView, view, {}, {}))
-        assert kept.text(openmetrics=False) == fresh.text(openmetrics=False)
+        assert text_of(kept, openmetrics=False) == text_of(fresh, openmetrics=False)
