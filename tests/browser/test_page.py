@@ -58,12 +58,13 @@ def test_pointing_at_a_picture_tells_what_is_there(page: Chrome) -> None:
 
 
 def test_tables_sort(page: Chrome) -> None:
+    (table,) = page.find_elements(By.XPATH, "//table[.//button = 'running']")
+
     def column() -> list[float]:
-        table = page.find_element(By.TAG_NAME, "table")
         cells = table.find_elements(By.CSS_SELECTOR, "tbody td:nth-child(7)")
         return [float(cell.get_attribute("data-value") or "") for cell in cells]
 
-    button = page.find_elements(By.CSS_SELECTOR, "th button")[6]
+    button = table.find_elements(By.CSS_SELECTOR, "th button")[6]
     assert button.text == "running"
     before = column()[:5]
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
