@@ -16,12 +16,20 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic_ns
 
+import numpy as np
 import pytest
 
 from schedtrace.attach import Watch
 from schedtrace.histogram import Histogram
 from schedtrace.proc_formats import SchedStat
+from schedtrace.procfs import open_process
+from schedtrace.recording import Recording
+from schedtrace.timeline import RUNNABLE, Timeline
+from tests.recorded import recording
 from tests.threads import Threads, watched_threads
 from tests.workload import Workload, binary
 
@@ -145,6 +153,32 @@ def test_while_threads_wait(level: str) -> None:
                 assert account.seen.sum_ns <= (1 + TOLERANCE) * account.wait_ns[1]
                 shortfalls.append(_shortfall(account))
     assert min(shortfalls) <= TOLERANCE, shortfalls
+
+
+def test_thread_by_thread(tmp_path: Path) -> None:
+    """In a recording it can be told which thread waited."""
+    with Workload(binary("spinners"), "-duration", "30s") as target:
+        target.go()
+        with recording([target.pid], tmp_path) as result, open_process(target.pid) as process:
+            time.sleep(0.3)
+            looks = [(monotonic_ns(), process.schedstats())]
+            for _ in range(ATTEMPTS):
+                time.sleep(1)
+                looks.append((monotonic_ns(), process.schedstats()))
+    with Recording.open(result.path) as file:
+        spans = np.concatenate([block.kernel for block in Timeline(file).blocks()])
+    waits = spans[spans["state"] == RUNNABLE]
+    worst = []
+    for (begin_ns, before), (end_ns, after) in pairwise(looks):
+        ended = waits[(waits["end_ns"] > begin_ns) & (waits["end_ns"] <= end_ns)]
+        differences = []
+        for tid, stat in before.items():
+            own, wait_ns = ended[ended["tid"] == tid], after[tid].wait_ns - stat.wait_ns
+            if wait_ns > 0.1e9:
+                differences.append(abs(int((own["end_ns"] - own["begin_ns"]).sum()) / wait_ns - 1))
+        assert len(differences) > 2
+        worst.append(max(differences))
+    assert min(worst) <= TOLERANCE, worst
 
 
 @pytest.mark.parametrize("level", LEVELS)
