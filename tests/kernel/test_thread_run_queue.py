@@ -26,7 +26,7 @@ import pytest
 from schedtrace.attach import Watch
 from schedtrace.histogram import Histogram
 from schedtrace.proc_formats import SchedStat
-from schedtrace.procfs import open_process
+from schedtrace.procfs import Process, open_process
 from schedtrace.recording import Recording
 from schedtrace.timeline import RUNNABLE, Timeline
 from tests.recorded import recording
@@ -155,29 +155,45 @@ def test_while_threads_wait(level: str) -> None:
     assert min(shortfalls) <= TOLERANCE, shortfalls
 
 
+@dataclass(frozen=True)
+class TimedLook:
+    """The kernel's account, read between two moments."""
+
+    before_ns: int
+    stats: dict[int, SchedStat]
+    after_ns: int
+
+
+def _timed_look(process: Process) -> TimedLook:
+    return TimedLook(monotonic_ns(), process.schedstats(), monotonic_ns())
+
+
 def test_thread_by_thread(tmp_path: Path) -> None:
     """In a recording it can be told which thread waited."""
     with Workload(binary("spinners"), "-duration", "30s") as target:
         target.go()
         with recording([target.pid], tmp_path) as result, open_process(target.pid) as process:
             time.sleep(0.3)
-            looks = [(monotonic_ns(), process.schedstats())]
+            looks = [_timed_look(process)]
             for _ in range(ATTEMPTS):
                 time.sleep(1)
-                looks.append((monotonic_ns(), process.schedstats()))
+                looks.append(_timed_look(process))
     with Recording.open(result.path) as file:
         spans = np.concatenate([block.kernel for block in Timeline(file).blocks()])
     waits = spans[spans["state"] == RUNNABLE]
+
+    def seen_ns(tid: int, begin_ns: int, end_ns: int) -> int:
+        ended = waits[(waits["tid"] == tid) & (waits["end_ns"] > begin_ns) & (waits["end_ns"] <= end_ns)]
+        return int((ended["end_ns"] - ended["begin_ns"]).sum())
+
     worst = []
-    for (begin_ns, before), (end_ns, after) in pairwise(looks):
-        ended = waits[(waits["end_ns"] > begin_ns) & (waits["end_ns"] <= end_ns)]
-        differences = []
-        for tid, stat in before.items():
-            own, wait_ns = ended[ended["tid"] == tid], after[tid].wait_ns - stat.wait_ns
-            if wait_ns > 0.1e9:
-                differences.append(abs(int((own["end_ns"] - own["begin_ns"]).sum()) / wait_ns - 1))
-        assert len(differences) > 2
-        worst.append(max(differences))
+    for first, last in pairwise(looks):
+        grown = {tid: last.stats[tid].wait_ns - stat.wait_ns for tid, stat in first.stats.items()}
+        waited = {tid: wait_ns for tid, wait_ns in grown.items() if wait_ns > 0.1e9}
+        assert len(waited) > 2
+        too_many = [seen_ns(tid, first.after_ns, last.before_ns) / wait_ns - 1 for tid, wait_ns in waited.items()]
+        too_few = [1 - seen_ns(tid, first.before_ns, last.after_ns) / wait_ns for tid, wait_ns in waited.items()]
+        worst.append(max(too_many + too_few))
     assert min(worst) <= TOLERANCE, worst
 
 
