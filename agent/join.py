@@ -97,11 +97,13 @@ def stops(records: Any, reasons: Sequence[str]) -> dict[str, Histogram]:
 
 def state_times(stats: Any, goroutines: Any, time_ns: int, reasons: Sequence[str]) -> tuple[StateTime, ...]:
     """Time per state, and for waiting per reason, longest first; how often each was entered."""
-    open_ns = _open_ns(goroutines, time_ns)
-    state = goroutines["state"]
+    place = goroutines["state"].astype(np.intp) * abi.REASON_COUNT + goroutines["reason"]
+    shape, most = (_STATE.COUNT, abi.REASON_COUNT), _STATE.COUNT * abi.REASON_COUNT
+    open_ns = np.bincount(place, _open_ns(goroutines, time_ns), most).reshape(shape)
+    open_state_ns, open_wait_ns = open_ns.sum(axis=1).tolist(), open_ns[_STATE.WAITING].tolist()
+    open_waits = np.bincount(place, minlength=most).reshape(shape)[_STATE.WAITING].tolist()
     entered = stats["transitions"].reshape(_STATE.COUNT, _STATE.COUNT).sum(axis=0).tolist()
     partial_ns = stats["partial_ns"].tolist()
-    open_state_ns = np.bincount(state, weights=open_ns, minlength=_STATE.COUNT).tolist()
     result = []
     for number, name in STATES.items():
         if number in (_STATE.WAITING, _STATE.DEAD, _STATE.IDLE):
@@ -111,17 +113,13 @@ def state_times(stats: Any, goroutines: Any, time_ns: int, reasons: Sequence[str
             ns += int(stats["sched_latency"]["sum_ns"].sum())
         if ns or entered[number]:
             result.append(StateTime(name, "", ns, entered[number]))
-    waiting = goroutines["reason"][state == _STATE.WAITING]
-    open_waits = np.bincount(waiting, minlength=abi.REASON_COUNT)
-    open_wait_ns = np.bincount(waiting, weights=open_ns[state == _STATE.WAITING], minlength=abi.REASON_COUNT)
-    ns = stats["wait"]["sum_ns"].astype(np.int64) + stats["partial_wait_ns"].astype(np.int64)
-    ns += open_wait_ns.astype(np.int64)
-    waits = stats["wait"]["slots"].sum(axis=1).astype(np.int64) + stats["partial_waits"].astype(np.int64)
-    waits += open_waits
-    result += [
-        StateTime("waiting", reason_name(reasons, number), int(ns[number]), int(waits[number]))
-        for number in np.flatnonzero((ns != 0) | (waits != 0)).tolist()
-    ]
+    whole, partial_waits, partial_wait_ns = stats["wait"], stats["partial_waits"], stats["partial_wait_ns"]
+    ended_ns = (whole["sum_ns"] + partial_wait_ns).tolist()
+    ended = (whole["slots"].sum(axis=1) + partial_waits).tolist()
+    for number in range(abi.REASON_COUNT):
+        ns, n = ended_ns[number] + int(open_wait_ns[number]), ended[number] + open_waits[number]
+        if ns or n:
+            result.append(StateTime("waiting", reason_name(reasons, number), ns, n))
     return tuple(sorted(result, key=lambda s: -s.time_ns))
 
 
