@@ -180,6 +180,8 @@ def report(
     from schedtrace import record_command
     from schedtrace.recorded import Selection
 
+    if until is not None and until <= (since or 0.0):
+        raise click.UsageError("--to comes before --from")
     selection = Selection(since or 0.0, inf if until is None else until, goroutine, function, pid)
     record_command.report(file, selection, as_json=as_json)
 

@@ -6,6 +6,7 @@ little, so that the compiler can begin while the rest is imported.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Collection
@@ -17,6 +18,7 @@ from schedtrace.bpf_text import FOLDER, OPTIONAL_PROGRAMS, source_text
 from schedtrace.errors import NodeUnsupported
 from schedtrace.guards import explained, uninterrupted
 
+_CLONE_FS = 0x200  # linux/sched.h
 # Of no use to these programs, and a tenth of the time to compile.
 _QUICK = ("-g0", "-fno-unroll-loops", "-fno-vectorize", "-fno-slp-vectorize")
 
@@ -60,11 +62,15 @@ class Compilation:
     def _begin(self, programs: Collection[str]) -> None:
         self._optional = OPTIONAL_PROGRAMS.intersection(programs)
         self._failure: Exception | None = None
+        self._disturbs_nobody = threading.Event()
         self._thread = threading.Thread(target=self._compile, name="compilation")
         with uninterrupted():
             self._thread.start()
+            self._disturbs_nobody.wait()
 
     def _compile(self) -> None:
+        if _has_own_directory():
+            self._disturbs_nobody.set()
         flags = [*_QUICK, *(f"-DMAX_{name.upper()}={value}" for name, value in vars(self.sizes).items())]
         flags += [f"-DWITH_{program.upper()}" for program in self._optional]
         flags += ["-DWITH_PROCESS_EVENTS"] * self._process_events
@@ -78,6 +84,7 @@ class Compilation:
                 self._bpf = detached(text=source_text().encode(), cflags=flags)
         except Exception as error:  # noqa: BLE001 (raised again by finish)
             self._failure = error
+        self._disturbs_nobody.set()
 
     def finish(self, programs: Collection[str]) -> Any:
         """Wait until it is done, and attach the tracepoints. Returns BCC's object, with ``programs`` in it and the maps
@@ -111,6 +118,13 @@ class Compilation:
             self._thread.join()
             if self._bpf:
                 self._bpf.cleanup()
+
+
+def _has_own_directory() -> bool:
+    """Give this thread a working directory of its own: BCC changes it, and with it what relative paths mean. False if
+    that is refused, as by a container's seccomp profile."""
+    refused: int = ctypes.CDLL(None).unshare(_CLONE_FS)
+    return not refused
 
 
 def import_bcc() -> Any:

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from io import FileIO
 from time import clock_gettime_ns, monotonic, monotonic_ns, sleep
@@ -75,6 +75,16 @@ class Recorded:
     """What the kernel counted meanwhile, a window a target."""
 
 
+@dataclass(frozen=True)
+class _End:
+    """Of a target: why it is counted no longer, and its threads then. ``time_ns``: when it was seen to have ended by
+    itself."""
+
+    why: str
+    threads: int
+    time_ns: int
+
+
 class _Output:
     """The file. One that is there is emptied when there is something to write."""
 
@@ -135,7 +145,7 @@ class RecordingSession:
             self._recorder = Recorder(self._ring, self._writer, self._sink, slots)
             limits = {watched.slot: watched.cpu_limit() for watched in self._targets}
             self._throttling = ThrottleWatch({slot: limit for slot, limit in limits.items() if limit})
-            self._ended: dict[int, tuple[str, int]] = {}  # slot -> why, threads
+            self._ended: dict[int, _End] = {}  # by slot
             self._stack = stack.pop_all()
 
     def _header(self, started_ns: int) -> Header:
@@ -193,15 +203,15 @@ class RecordingSession:
         """Count those that have ended no longer: their PIDs may be others' soon. Why all have, if so."""
         for watched in self._targets:
             if watched.slot not in self._ended and (ended := watched.ended(0)):
-                self._end(watched, ended)
+                self._end(watched, ended, monotonic_ns())
         if len(self._ended) < len(self._targets):
             return ""
-        return next(iter(self._ended.values()))[0] if len(self._targets) == 1 else "all targets have ended"
+        return next(iter(self._ended.values())).why if len(self._targets) == 1 else "all targets have ended"
 
-    def _end(self, watched: Watched, ended: str) -> None:
+    def _end(self, watched: Watched, why: str, time_ns: int = NO_LIMIT) -> None:
         threads = watched.thread_count()
         watched.stop()
-        self._ended[watched.slot] = (ended, threads)
+        self._ended[watched.slot] = _End(why, threads, time_ns)
 
     def finish(self, ended: str) -> Recorded:
         """Count no more, write what is left, and end the file."""
@@ -211,13 +221,13 @@ class RecordingSession:
         # Programs that had begun before count and send for a moment still.
         for _ in range(_QUIET_ATTEMPTS):
             self._drain()
-            looks = [watched.look() for watched in self._targets]
+            looks = [self._look(watched) for watched in self._targets]
             if not self._drain():
                 break
         self._recorder.end()
         windows = []
         for watched, look in zip(self._targets, looks, strict=True):
-            window = watched.window_of(look, self._ended[watched.slot][0])
+            window = watched.window_of(look, self._ended[watched.slot].why)
             windows.append(window)
             names = {pc: watched.function_name(pc) for pc in self._recorder.functions[watched.slot] if pc}
             self._writer.symbols(watched.slot, {pc: name for pc, name in names.items() if name})
@@ -227,14 +237,19 @@ class RecordingSession:
         triggers = self._sink.triggers if isinstance(self._sink, Last) else 0
         return Recorded(ended, written, self._writer.bytes_written, lost, triggers, tuple(windows))
 
+    def _look(self, watched: Watched) -> Look:
+        """Of one that has ended before the others until then: what a goroutine was in did not go on."""
+        look, end_ns = watched.look(), self._ended[watched.slot].time_ns
+        return replace(look, snapshot=replace(look.snapshot, time_ns=min(look.snapshot.time_ns, end_ns)))
+
     def _target_end(self, watched: Watched, look: Look, window: Window) -> TargetEnd:
-        ended, threads = self._ended[watched.slot]
+        end = self._ended[watched.slot]
         alone = len(self._targets) == 1
         return TargetEnd(
             slot=watched.slot,
             time_ns=look.snapshot.time_ns,
-            ended=ended,
-            threads=threads,
+            ended=end.why,
+            threads=end.threads,
             goroutines=window.goroutines,
             hits=tuple(probe.hits for probe in window.probes),
             foreign_hits=window.foreign_hits if alone else 0,

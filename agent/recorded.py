@@ -60,7 +60,16 @@ def windows(recording: Recording, selection: Selection = ALL) -> list[Window]:
         there = ", ".join(str(t.target.pid) for t in recording.targets.values()) or "none"
         raise SchedtraceError(f"{recording.name}: no process {selection.pid} in it; there is {there}")
     last_ns = _last_ns(recording)
-    found = [window for t in targets if (window := _window(recording, t, selection, last_ns))]
+    spans = {t.slot: span for t in targets if (span := _range(recording, t, selection, last_ns))}
+    if not spans:
+        pids = " or ".join(str(t.target.pid) for t in targets)
+        said = f"the recording is {(last_ns - recording.header.started_ns) / _NS:.3f} s long"
+        raise SchedtraceError(f"{recording.name}: nothing of process {pids} in that time; {said}")
+    found = [
+        window
+        for t in targets
+        if t.slot in spans and (window := _window(recording, t, selection, spans[t.slot]))
+    ]
     if not found:
         raise SchedtraceError(f"{recording.name}: no such goroutine in it")
     return found
@@ -87,9 +96,8 @@ def _covered(recording: Recording) -> Range:
     return Range(min(first_ns), max(last_ns) + 1)
 
 
-def _window(recording: Recording, recorded: RecordedTarget, selection: Selection, last_ns: int) -> Window | None:
+def _window(recording: Recording, recorded: RecordedTarget, selection: Selection, span: Range) -> Window | None:
     end = recording.ends.get(recorded.slot)
-    span = _range(recording, recorded, selection, end, last_ns)
     selected = None
     if selection.is_of_goroutines:
         selected = _selected(recording, recorded.slot, selection)
@@ -143,10 +151,9 @@ def _window(recording: Recording, recorded: RecordedTarget, selection: Selection
     )
 
 
-def _range(
-    recording: Recording, recorded: RecordedTarget, selection: Selection, end: TargetEnd | None, last_ns: int
-) -> Range:
-    start_ns = recording.header.started_ns
+def _range(recording: Recording, recorded: RecordedTarget, selection: Selection, last_ns: int) -> Range | None:
+    """None if it has nothing of that time."""
+    start_ns, end = recording.header.started_ns, recording.ends.get(recorded.slot)
     since_ns, until_ns = recorded.started_ns, max(end.time_ns if end else last_ns, recorded.started_ns)
     if recording.gaps:
         covered = _covered(recording)
@@ -155,10 +162,7 @@ def _range(
         since_ns = max(start_ns + round(selection.since_seconds * _NS), since_ns)
     if selection.until_seconds != inf:
         until_ns = min(start_ns + round(selection.until_seconds * _NS), until_ns)
-    if since_ns >= until_ns:
-        said = f"the recording is {(last_ns - start_ns) / _NS:.3f} s long"
-        raise SchedtraceError(f"{recording.name}: nothing of process {recorded.target.pid} in that time; {said}")
-    return Range(since_ns, until_ns)
+    return Range(since_ns, until_ns) if since_ns < until_ns else None
 
 
 def _selected(recording: Recording, slot: int, selection: Selection) -> Array:

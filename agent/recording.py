@@ -25,7 +25,7 @@ import numpy as np
 
 from schedtrace import recording_frames
 from schedtrace.abi import REASON_COUNT, GoroutineState, WakeCause
-from schedtrace.errors import UnreadableRecording
+from schedtrace.errors import SchedtraceError, UnreadableRecording
 from schedtrace.events import EVENT, EVENT_BYTES, Array, EventType, of_type
 from schedtrace.recording_frames import (
     BadFrame,
@@ -63,7 +63,7 @@ class Writer:
     """Writes a recording to a file that is open for writing, in binary and without a buffer, frame by frame."""
 
     def __init__(self, file: FileIO | BytesIO, header: Header) -> None:
-        """Raises OSError, as all methods do."""
+        """Raises SchedtraceError if the file can't be written, as all methods do."""
         self._file = file
         self.bytes_written = 0
         self.control_bytes = 0
@@ -104,8 +104,13 @@ class Writer:
         # The length of what was written is not that of the pieces only when the disk is full.
         for piece in pieces:
             left = memoryview(piece)
-            while len(left):
-                left = left[self._file.write(left) :]
+            try:
+                while len(left):
+                    left = left[self._file.write(left) :]
+            except OSError as error:
+                path = getattr(self._file, "name", "recording")
+                said = f"{path}: can't be written: {error.strerror}; what is in it can be read"
+                raise SchedtraceError(said) from None
             self.bytes_written += len(piece)
 
 
@@ -217,7 +222,7 @@ class Recording:
     def _read_preamble(self) -> None:
         start = self._file.read(len(MAGIC) + 1)
         if start[: len(MAGIC)] != MAGIC:
-            raise self._bad("not a recording of schedtrace")
+            raise self._bad("not a recording of schedtrace" if start else "it is empty")
         if len(start) == len(MAGIC):
             raise self._bad("it ends before its header does")
         version = start[-1]

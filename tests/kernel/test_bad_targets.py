@@ -14,7 +14,7 @@ from types import FrameType
 
 import pytest
 
-from schedtrace import attach, cli
+from schedtrace import attach, cli, compilation
 from schedtrace.attach import Watch
 from schedtrace.bpf_text import PROBE
 from schedtrace.compilation import Compilation
@@ -329,3 +329,18 @@ def test_truncated_at_many_points(tmp_path: Path, capsys: pytest.CaptureFixture[
             one_line_error(done, NotTraceable.exit_code)
             refused += 1
     assert refused >= len(sizes) - 15
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_relative_paths_mean_what_they_did_while_bcc_compiles(
+    monkeypatch: pytest.MonkeyPatch, has_own: bool
+) -> None:
+    """BCC works in another directory; without one of its own for the thread nothing goes on beside it."""
+    if not has_own:
+        monkeypatch.setattr(compilation, "_has_own_directory", lambda: False)
+    here, seen = Path.cwd(), set()
+    with Compilation():
+        while any(thread.name == "compilation" for thread in threading.enumerate()):
+            seen.add(Path.cwd())
+    assert seen == {here} if has_own else seen <= {here}
+    assert Path.cwd() == here

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,25 @@ def test_one_of_two_targets_ends_and_the_other_goes_on(tmp_path: Path) -> None:
     assert sum(_own(second).values()) == 2 * ROUND_TRIPS
 
 
+def test_what_a_target_did_lasts_until_its_end(tmp_path: Path) -> None:
+    """Of two: one that ends while a goroutine of it runs is not taken to run on until the recording ends."""
+    program = binary("pingpong")
+    with Workload(program, "-n", 1_009) as one, Workload(program, "-n", ROUND_TRIPS) as other:
+        with recording([one.pid, other.pid], tmp_path) as result:
+            one.run()
+            assert one.exit() == 0
+            began = time.monotonic()
+            other.run()
+            time.sleep(max(began + 1 - time.monotonic(), 0))
+        first, second = result.replayed()
+        (late,) = result.replayed(Selection(since_seconds=second.duration_ns / 1e9 - 0.5))
+    assert first.duration_ns < second.duration_ns - 0.8e9
+    running_ns = sum(state.time_ns for state in first.states if state.state == "running")
+    assert running_ns < second.duration_ns / 2
+    assert in_one_order(replace(first, unseen=())) == in_one_order(replace(result.live[0], unseen=()))
+    assert late.target.pid == other.pid
+
+
 def test_another_process_with_the_same_pid_is_not_recorded(tmp_path: Path) -> None:
     program = binary("pingpong")
     with Workload(program, "-n", 1_009) as first, recording([first.pid], tmp_path) as result:
@@ -463,7 +483,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
             "record", target.pid, "-o", path / "x.rec", "--duration", "15",
             prefix=["unshare", "--mount", "sh", "-ec", script + 'exec "$@"', "sh"],
         )  # fmt: skip
-    assert "No space left" in one_line_error(done, 1)
+    assert one_line_error(done, 1) == (
+        f"{path}/x.rec: can't be written: No space left on device; what is in it can be read"
+    )
 
 
 def test_nothing_of_a_recording_is_compiled_into_attach() -> None:

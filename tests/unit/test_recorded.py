@@ -266,6 +266,8 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     path = stored(tmp_path, _good())
     assert "no such goroutine" in one_line_error(run("report", path, "--goroutine", "99"), 1)
     assert "nothing of process" in one_line_error(run("report", path, "--from", "1"), 1)
+    assert "--to comes before --from" in one_line_error(run("report", path, "--from", "1", "--to", "0.5"), 2)
+    assert "it is empty" in one_line_error(run("report", stored(tmp_path, b"")), 1)
     damaged = Path(stored(tmp_path, whole_file()[:60] + b"\xff" + whole_file()[61:]))
     assert str(damaged) in one_line_error(run("report", damaged), 1)
 
