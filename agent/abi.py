@@ -1,4 +1,5 @@
-"""bpf/types.h as ctypes: the structs and enums that BPF and user space share.
+"""bpf/types.h as ctypes: the structs and enums that BPF and user space share. :mod:`schedtrace.event_abi` has those of
+events.
 
 types.h is the authority. tests/unit/test_abi.py compares this module with types.h through debug info, and
 :mod:`schedtrace.session` compares it once more with what BCC made of types.h before it attaches anything.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import enum
+
+from schedtrace import event_abi
 
 HISTOGRAM_SLOTS = 25
 REASON_COUNT = 64
@@ -124,53 +127,6 @@ class StopPlace(enum.IntEnum):
     SYSCALL = 3
     PREEMPT = 4
     COUNT = 5
-
-
-class EventType(enum.IntEnum):
-    """enum event_type: what happened. In a file, other numbers are of a later version, and to be passed over.
-    :mod:`schedtrace.events` has the records."""
-
-    TRANSITION = 1
-    """A goroutine went from one state to another."""
-    GOROUTINE = 2
-    """Who the goroutine at an address is, before its first transition or when its id is known."""
-    THREAD_ON = 3
-    """A thread was put on a CPU."""
-    THREAD_OFF = 4
-    """A thread was taken off its CPU."""
-    CGROUP = 5
-    """From now on this CPU runs the target in another cgroup."""
-    OFF_CPU = 6
-    """A thread is on a CPU again that was off it while its goroutine ran for Go."""
-    WAIT = 7
-    """What a goroutine waited for that begins to run: comes before its transition."""
-    STOP = 8
-    """The world is to be started again that was stopped."""
-    THROTTLED = 9
-    """The CPU limit has held the target back. The recorder's own: no program sends it."""
-
-
-class EventFlag(enum.IntEnum):
-    """enum event_flag: bits of an event's ``flags``."""
-
-    BEGAN_BEFORE = 1
-    """Nobody saw the interval begin: ``since_ns`` is the recording's start, or 0 for a thread."""
-    INCONSISTENT = 2
-    """The state left was not the one seen last: the interval is not known."""
-    NO_INTERVAL = 4
-    """A transition that doesn't change what the goroutine does (a stack that grows, a goroutine's structure that is
-    made), or of a goroutine that is not followed: no interval ends, none begins."""
-    TAKEN_BACK = 8
-    """The transition ``old`` to ``new`` that came before was none: the goroutine has been in ``old`` all the time since
-    then. No interval ends; the next one begins at the transition that is taken back."""
-    FIRST = 16
-    """Of GOROUTINE: a goroutine not seen before, whatever was at that address until now."""
-    UNSEEN = 32
-    """Of a thread: the kernel didn't report a switch in between; its wait for a CPU is lost."""
-    DIVIDED = 64
-    """Of a transition: a WAIT says what the wait was for that ends. Without, all of it was in a queue of Go's."""
-    BLOCKED = 128
-    """Of OFF_CPU: the thread slept in the kernel until ``runnable_since_ns``; else it wanted to run all the time."""
 
 
 class Histogram(ctypes.Structure):
@@ -393,97 +349,6 @@ class OffCpuTotals(ctypes.Structure):
     )
 
 
-_EVENT_HEAD = (
-    ("time_ns", ctypes.c_uint64),
-    ("type", ctypes.c_uint8),
-    ("flags", ctypes.c_uint8),
-    ("slot", ctypes.c_uint16),
-    ("tid", ctypes.c_uint32),
-)
-
-
-class TransitionEvent(ctypes.Structure):
-    """struct transition_event"""
-
-    _fields_ = (
-        *_EVENT_HEAD,
-        ("g", ctypes.c_uint64),
-        ("since_ns", ctypes.c_uint64),
-        ("cpu", ctypes.c_uint16),
-        ("old", ctypes.c_uint8),
-        ("new", ctypes.c_uint8),
-        ("left", ctypes.c_uint8),
-        ("cause", ctypes.c_uint8),
-        ("reason", ctypes.c_uint8),
-        ("padding", ctypes.c_uint8),
-    )
-
-
-class GoroutineEvent(ctypes.Structure):
-    """struct goroutine_event"""
-
-    _fields_ = (*_EVENT_HEAD, ("g", ctypes.c_uint64), ("start_pc", ctypes.c_uint64), ("goid", ctypes.c_uint64))
-
-
-class SwitchEvent(ctypes.Structure):
-    """struct switch_event"""
-
-    _fields_ = (
-        *_EVENT_HEAD,
-        ("since_ns", ctypes.c_uint64),
-        ("other_tid", ctypes.c_uint32),
-        ("prev_state", ctypes.c_uint32),
-        ("cpu", ctypes.c_uint16),
-        ("padding", ctypes.c_uint8 * 6),
-    )
-
-
-class CgroupEvent(ctypes.Structure):
-    """struct cgroup_event"""
-
-    _fields_ = (
-        *_EVENT_HEAD,
-        ("cgroup_id", ctypes.c_uint64),
-        ("unused", ctypes.c_uint64),
-        ("cpu", ctypes.c_uint16),
-        ("padding", ctypes.c_uint8 * 6),
-    )
-
-
-class OffCpuEvent(ctypes.Structure):
-    """struct off_cpu_event"""
-
-    _fields_ = (
-        *_EVENT_HEAD,
-        ("off_since_ns", ctypes.c_uint64),
-        ("runnable_since_ns", ctypes.c_uint64),
-        ("start_pc", ctypes.c_uint64),
-    )
-
-
-class WaitEvent(ctypes.Structure):
-    """struct wait_event"""
-
-    _fields_ = (
-        *_EVENT_HEAD,
-        ("g", ctypes.c_uint64),
-        ("kernel_ns", ctypes.c_uint64),
-        ("undivided_ns", ctypes.c_uint64),
-    )
-
-
-class StopEvent(ctypes.Structure):
-    """struct stop_event"""
-
-    _fields_ = (
-        *_EVENT_HEAD,
-        ("since_ns", ctypes.c_uint64),
-        ("stopped_ns", ctypes.c_uint64),
-        ("reason", ctypes.c_uint8),
-        ("padding", ctypes.c_uint8 * 7),
-    )
-
-
 class Thread(ctypes.Structure):
     """struct thread"""
 
@@ -522,16 +387,10 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "thread_stats": ThreadStats,
     "off_cpu_totals": OffCpuTotals,
     "wait": Wait,
-    "transition_event": TransitionEvent,
-    "goroutine_event": GoroutineEvent,
-    "switch_event": SwitchEvent,
-    "cgroup_event": CgroupEvent,
-    "off_cpu_event": OffCpuEvent,
-    "wait_event": WaitEvent,
-    "stop_event": StopEvent,
     "thread": Thread,
+    **event_abi.STRUCTS,
 }
-"""Struct name in types.h -> its ctypes twin."""
+"""Struct name in types.h and what it includes -> its ctypes twin."""
 
 ENUMS: dict[str, tuple[str, type[enum.IntEnum]]] = {
     "goroutine_state": ("STATE_", GoroutineState),
@@ -541,7 +400,6 @@ ENUMS: dict[str, tuple[str, type[enum.IntEnum]]] = {
     "duration": ("DURATION_", Duration),
     "stop_place": ("PLACE_", StopPlace),
     "off_cpu": ("OFF_CPU_", OffCpu),
-    "event_type": ("EVENT_", EventType),
-    "event_flag": ("FLAG_", EventFlag),
+    **event_abi.ENUMS,
 }
-"""Enum name in types.h -> prefix of its constants there, and its twin."""
+"""Enum name there -> prefix of its constants, and its twin."""

@@ -1,7 +1,8 @@
 """The events of a recording, as numpy records. Pure.
 
-All have 40 bytes and begin alike (:data:`EVENT`); ``type`` says which of the other records one is. bpf/types.h has them
-as structs; the layout here is that of the file format (docs/recording.md) and does not follow when that one changes.
+All have 40 bytes and begin alike (:data:`EVENT`); ``type`` says which of the other records one is. bpf/event_types.h
+has them as structs; the layout here is that of the file format (docs/recording.md) and does not follow when that one
+changes.
 
 Times are in nanoseconds of CLOCK_MONOTONIC. Of one goroutine or thread, events come in the order in which things
 happened; of different ones, times may be out of order by the few microseconds that a BPF program can be held up for.
@@ -13,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from schedtrace.abi import EventFlag as Flag
-from schedtrace.abi import EventType
+from schedtrace.event_abi import EventFlag as Flag
+from schedtrace.event_abi import EventType
 
 __all__ = (
     "CGROUP", "EVENT", "EVENT_BYTES", "GOROUTINE", "OFF_CPU", "STOP", "SWITCH", "THROTTLED", "TRANSITION", "WAIT",

@@ -88,7 +88,7 @@ def test_enum_is_that_of_types_h(debug_info: list[DIE], name: str) -> None:
 
 
 def test_every_struct_and_enum_of_types_h_has_a_twin() -> None:
-    text = (BPF / "types.h").read_text()
+    text = "".join((BPF / name).read_text() for name in ("types.h", "event_types.h"))
     words = [line.split() for line in text.splitlines() if line.endswith("{")]
     assert {w[1] for w in words if w[0] == "struct"} == set(abi.STRUCTS)
     assert {w[1] for w in words if w[0] == "enum"} == set(abi.ENUMS)

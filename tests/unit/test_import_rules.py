@@ -21,7 +21,7 @@ PURE = sorted(_PURE & {path.stem for path in AGENT.glob("*.py")})
 PURE_MAY_IMPORT = {
     *("__future__", "abc", "bisect", "collections", "collections.abc", "dataclasses", "enum", "fractions"),
     *("functools", "itertools", "math", "numpy", "operator", "statistics", "types", "typing"),
-    *("schedtrace.abi", "schedtrace.errors"),
+    *("schedtrace.abi", "schedtrace.event_abi", "schedtrace.errors"),
     *(f"schedtrace.{name}" for name in PURE),
 }
 
