@@ -190,10 +190,10 @@ def _levels_rows(costs: list[Cost], whole_time_ns: float) -> Iterator[list[str]]
 
 def without_governor(work: str, target: Target) -> None:
     """Measure and print what it costs to be watched all the time, at each level. Raises BenchError."""
-    rows, differ = [], {}
+    rows = []
     for level in (SAMPLED_LEVEL, FULL_LEVEL):
         if level not in target.probes.levels:
-            rows.append([level, *["not possible"] * 2, *["-"] * 3])
+            rows.append([level, *["not possible"] * 2, *["-"] * 2])
             continue
         pieces, exported_ns, agent_ns = Pieces(target.load.now), 0.0, 0
         pieces.take("", TURN_SECONDS)
@@ -211,13 +211,10 @@ def without_governor(work: str, target: Target) -> None:
         added = intervals.added_percent(costs, bare_ns)
         exported = 100 * exported_ns / bare_ns
         missed = intervals.missed_percent(costs, intervals.possible_units(costs))
-        differ[level] = 100 * abs(exported / added.value - 1)
         agents = 100 * agent_ns / bare_ns
-        rows.append([level, added.text(), f"{exported:.2f}", f"{differ[level]:.0f}", f"{agents:.2f}", missed.text()])
-    header = [f"{work}, always", "% added", "exported", "differs by, %", "the agent, %", "work not done, %"]
+        rows.append([level, added.text(), f"{exported:.2f}", f"{agents:.2f}", missed.text()])
+    header = [f"{work}, always", "% added", "exported", "the agent, %", "work not done, %"]
     print_table(header, rows)
-    for level, percent in differ.items():
-        print_limit(f"{work}, {level}: exported, differs by", percent, 100 * HONEST, unit=" %")
 
 
 def _await_probes(probes: Probes, level: str) -> None:
