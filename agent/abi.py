@@ -165,7 +165,8 @@ class Target(ctypes.Structure):
         ("stop_reasons", ctypes.c_uint8),
         ("stop_reason", ctypes.c_uint8),
         ("start_told", ctypes.c_uint8),
-        ("padding", ctypes.c_uint8 * 2),
+        ("timed_often", ctypes.c_uint8),
+        ("padding", ctypes.c_uint8),
         ("cause_of_reason", ctypes.c_uint8 * REASON_COUNT),
     )
 

@@ -140,7 +140,7 @@ class CodePage:
 
     def target(self, sites: Sequence[int], kinds: Sequence[ProbeKind]) -> abi.Target:
         """What BPF must know of this process to count hits at ``sites``: the made-up goroutines are all zero."""
-        record = abi.Target(g_waitreason=0, g_preempt=1, g_schedlink=8, g_syscallsp=16, g_startpc=24)
+        record = abi.Target(g_waitreason=0, g_preempt=1, g_schedlink=8, g_syscallsp=16, g_startpc=24, timed_often=1)
         self.note_sites(record, sites, kinds)
         return record
 

@@ -123,8 +123,9 @@ _UNKNOWN = Costs({True: 2_000.0, False: 15_000.0})
 COLD_TRAP = 4.0
 """Where caches are cold a hit takes so many times as much longer as the program alone, whichever program it is: an
 estimate, see bench/hit_cost.py."""
-_MOST_COLD = 2.0
-"""Of a hit's cost; more than on any target tried: then the programs had more to do, and it isn't the caches."""
+_LEAST_COLD, _MOST_COLD = -0.25, 2.0
+"""Of a hit's cost; less and more than on any target tried: then the programs had other things to do, and it isn't the
+caches. Less: where a hit's cost is measured something else may be running on the same core."""
 
 
 def costs_of(calibration: Calibration | None, plan: ProbePlan) -> Costs:
@@ -136,7 +137,7 @@ def costs_of(calibration: Calibration | None, plan: ProbePlan) -> Costs:
 class Bill:
     """What its hits have cost a target, ``ns`` of CPU time: each what one cost when it was counted. An estimate.
     ``agent_ns``: its share of what this process spent on putting its probes in and taking them out. ``cold_ns``: one
-    costs so much more than where that is measured; to begin with what is to be expected."""
+    costs so much more than where that is measured, or less; to begin with what is to be expected."""
 
     ns: float = 0.0
     agent_ns: float = 0.0
@@ -149,7 +150,8 @@ class Bill:
         timed_ns, count = timed
         if costs.program_ns and count >= FEWEST_TIMED:
             cold_ns = COLD_TRAP * (timed_ns / count - costs.program_ns)
-            self.cold_ns = min(max(cold_ns, 0.0), _MOST_COLD * min(costs.hit_ns.values()))
+            hit_ns = min(costs.hit_ns.values())
+            self.cold_ns = min(max(cold_ns, _LEAST_COLD * hit_ns), _MOST_COLD * hit_ns)
         before = self._hits or [0] * len(hits)
         for probe, now, then in zip(plan.probes, hits, before, strict=False):
             self.ns += (now - then) * (costs.hit_ns[probe.emulated] + self.cold_ns)

@@ -14,9 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench import intervals
+from bench.counted import Reading
 from bench.measurement import BenchError, Spread, print_conditions, print_limit, print_table
-from bench.pieces import Pieces
 from bench.working import CHANNELS, WORKS, Working, working
 from schedtrace import target
 from schedtrace.compilation import Compilation, Sizes
@@ -26,7 +25,7 @@ from schedtrace.session import Session
 from schedtrace.target import Bill
 from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL
 
-TURNS, TURN_SECONDS, SETTLE_SECONDS = 80, 0.5, 1.0
+TURNS, TURN_SECONDS, SETTLE_SECONDS = 60, 0.5, 1.0
 HONEST = 0.2
 """The bill may differ by that part from what is measured."""
 
@@ -45,11 +44,19 @@ class Measured:
         return abs(self.charged_ns.median / self.took_ns.median - 1)
 
 
-def measure(load: Working, image: Image, level: str) -> Measured:
+def _piece(load: Working) -> Reading:
+    """What it did for a while."""
+    before = load.now()
+    time.sleep(TURN_SECONDS)
+    after = load.now()
+    return Reading(after.cpu_ns - before.cpu_ns, after.units - before.units)
+
+
+def measure(load: Working, image: Image) -> Measured:
     """Put the probes of the image's plan in and take them out again, many times. Raises BenchError."""
     plan = image.plan
     record, sampler = target.record_of(plan, image.load_bias), target.sampler_of(plan, image.load_bias)
-    pieces, charged, hits = Pieces(load.now), [], []
+    bare, probed, charged, hits = [_piece(load)], [], [], []
     with ExitStack() as stack:
         compilation = stack.enter_context(Compilation(Sizes(targets=2), target.programs_of(plan)))
         session = stack.enter_context(Session(compilation, target.programs_of(plan)))
@@ -57,11 +64,10 @@ def measure(load: Working, image: Image, level: str) -> Measured:
         if calibration is None:
             raise BenchError("what a hit costs can't be calibrated")
         bill = Bill()
-        pieces.take("", TURN_SECONDS)
         for _ in range(TURNS):
             attachment = session.attach(image.descriptor, target.sites_of(plan))
             session.watch(load.pid, record, sampler=sampler, time_before=False)
-            pieces.take(level, TURN_SECONDS)
+            probed.append(_piece(load))
             snapshot = session.retire([load.pid])[load.pid]
             session.detach([attachment])
             calibration.measure()
@@ -69,9 +75,12 @@ def measure(load: Working, image: Image, level: str) -> Measured:
             bill.add(plan, snapshot.hits, snapshot.timed, target.costs_of(calibration, plan))
             hits.append(sum(snapshot.hits))
             charged.append(bill.ns / hits[-1])
-            pieces.take("", TURN_SECONDS)
-    costs = intervals.costs(pieces.samples, round(1e9 * TURN_SECONDS))
-    took = [cost.extra_ns / n for cost, n in zip(costs, hits, strict=True)]
+            bare.append(_piece(load))
+    took = []
+    for i, (one, n) in enumerate(zip(probed, hits, strict=True)):
+        around = [bare[i], bare[i + 1]]
+        unit_ns = sum(piece.cpu_ns for piece in around) / sum(piece.units for piece in around)
+        took.append((one.cpu_ns - one.units * unit_ns) / n)
     return Measured(statistics.median(hits) / TURN_SECONDS, Spread.of(took), Spread.of(charged))
 
 
@@ -82,7 +91,7 @@ def _levels(load: Working) -> dict[str, Measured]:
         plans = {SAMPLED_LEVEL: image.plan.at_sampled_level()} if image.plan.sampled else {}
         plans[FULL_LEVEL] = image.plan
         try:
-            return {level: measure(load, replace(image, plan=plan), level) for level, plan in plans.items()}
+            return {level: measure(load, replace(image, plan=plan)) for level, plan in plans.items()}
         finally:
             os.close(image.descriptor)
 

@@ -116,7 +116,7 @@ static __always_inline void end(struct hit *hit)
 {
 	__u64 ns;
 
-	if (hit->now_ns * 0x9E3779B97F4A7C15ULL >> TIMED_SHIFT)
+	if (hit->now_ns * 0x9E3779B97F4A7C15ULL >> (hit->target->timed_often ? TIMED_OFTEN_SHIFT : TIMED_SHIFT))
 		return;
 	ns = bpf_ktime_get_ns() - hit->now_ns;
 	if (ns < TIMED_MOST_NS) {

@@ -123,7 +123,8 @@ enum off_cpu {
 #define NO_LIMIT 0xffffffffffffffffULL
 #define WAITS_KEPT 4         /* waits of a thread for a CPU, the last ones */
 #define TIMED_SHIFT 58       /* of 1 << (64 - that) hits, about, one is timed */
-#define TIMED_MOST_NS 10000  /* a program that took longer was interrupted */
+#define TIMED_OFTEN_SHIFT 61
+#define TIMED_MOST_NS 2000   /* a program that took longer was interrupted: it would tell of that, and not of caches */
 #define STOP_REASON_UNKNOWN 0 /* as Go has it */
 #define INJECT_LIMIT 256     /* what netpoll can hand over at once: 128 events, of which each may wake two */
 
@@ -157,7 +158,8 @@ struct target {
 	__u8 stop_reasons;           /* how many reasons there are to stop the world; 0: they are not told */
 	__u8 stop_reason;            /* of that stop */
 	__u8 start_told;             /* whether startTheWorldWithSema is told when all had stopped */
-	__u8 padding[2];
+	__u8 timed_often;            /* more of its hits are timed: it is what others are compared with */
+	__u8 padding;
 	__u8 cause_of_reason[REASON_COUNT]; /* wait reason -> enum wake_cause */
 };
 

@@ -16,7 +16,8 @@ PLAN: Any = cast(Any, SimpleNamespace(probes=[SimpleNamespace(emulated=True), Si
     ("timed", "cold_ns"),
     [
         ((300 * 50, 50), 400),
-        ((150 * 50, 50), 0),  # the trap is the same however short the program
+        ((180 * 50, 50), -80),
+        ((100 * 50, 50), -250),  # the trap is not without cost however short the program
         ((2_000 * 50, 50), 2_000),
         ((300 * 29, 29), 0),  # too few to tell
     ],
