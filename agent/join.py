@@ -97,6 +97,7 @@ def stops(records: Any, reasons: Sequence[str]) -> dict[str, Histogram]:
 
 def state_times(stats: Any, goroutines: Any, time_ns: int, reasons: Sequence[str]) -> tuple[StateTime, ...]:
     """Time per state, and for waiting per reason, longest first; how often each was entered."""
+    goroutines = goroutines[goroutines["state"] < _STATE.COUNT]  # a recording may not know what one is doing
     place = goroutines["state"].astype(np.intp) * abi.REASON_COUNT + goroutines["reason"]
     shape, most = (_STATE.COUNT, abi.REASON_COUNT), _STATE.COUNT * abi.REASON_COUNT
     open_ns = np.bincount(place, _open_ns(goroutines, time_ns), most).reshape(shape)
