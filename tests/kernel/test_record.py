@@ -223,6 +223,7 @@ def test_a_recorder_that_is_stopped(tmp_path: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as recorder:
             try:
                 until(lambda: path.exists() and path.stat().st_size > 0)
+                time.sleep(1)  # it has written who the target is, and is about to begin
                 recorder.send_signal(signal.SIGSTOP)
                 target.run()
                 recorder.send_signal(signal.SIGCONT)

@@ -20,6 +20,7 @@ from tools import toolchains
 VERSIONS = tuple(version for version in toolchains.RELEASES if toolchains.minor(version) >= 22)
 SAMPLED = 8  # gTrackingPeriod
 SHORTEST_SECONDS = 64e-9
+CLOCKS_APART_SECONDS = 0.25e-6
 DEVIATIONS = 5  # standard deviations of what a sample says; more than that is no chance
 
 
@@ -90,7 +91,9 @@ def _assert_same_distribution(window: Window, theirs: RuntimeHistogram) -> None:
     for slot, bound in zip(ours.slots, BOUNDS_SECONDS, strict=True):
         below += slot
         deviation = 0.01 + DEVIATIONS * 0.5 / math.sqrt(theirs.count)
-        assert below / ours.count == pytest.approx(theirs.share_up_to(bound), abs=deviation), bound
+        # The runtime looks at its clock a little earlier or later than we do, which tells where waits are short.
+        least, most = (theirs.share_up_to(bound + sign * CLOCKS_APART_SECONDS) for sign in (-1, 1))
+        assert least - deviation <= below / ours.count <= most + deviation, bound
 
 
 @pytest.mark.parametrize("version", VERSIONS)
