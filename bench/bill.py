@@ -73,6 +73,8 @@ def measure(load: Working, image: Image) -> Measured:
             calibration.measure()
             bill = Bill(cold_ns=bill.cold_ns)
             bill.add(plan, snapshot.hits, snapshot.timed, target.costs_of(calibration, plan))
+            if not any(snapshot.hits):
+                raise BenchError(f"the target (PID {load.pid}) has ended, or does not hit any probe")
             hits.append(sum(snapshot.hits))
             charged.append(bill.ns / hits[-1])
             bare.append(_piece(load))
