@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.agent_budget import HONEST
 from bench.counted import Reading
 from bench.measurement import BenchError, Spread, print_conditions, print_limit, print_table
 from bench.working import CHANNELS, WORKS, Working, working
@@ -26,8 +27,6 @@ from schedtrace.target import Bill
 from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL
 
 TURNS, TURN_SECONDS, SETTLE_SECONDS = 60, 0.5, 1.0
-HONEST = 0.2
-"""The bill may differ by that part from what is measured."""
 
 
 @dataclass(frozen=True)

@@ -277,33 +277,23 @@ def test_a_target_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_one_of_two_targets_ends_and_the_other_goes_on(tmp_path: Path) -> None:
-    program = binary("pingpong")
-    with Workload(program, "-n", 1_009) as one, Workload(program, "-n", ROUND_TRIPS) as other:
-        with recording([one.pid, other.pid], tmp_path) as result:
-            one.run()
-            assert one.exit() == 0
-            time.sleep(0.2)
-            other.run()
-        assert result.recorded
-        first, second = result.replayed()
-    assert first.ended == f"the target (PID {one.pid}) exited"
-    assert (second.ended, result.recorded.ended) == ("interrupted", "interrupted")
-    assert sum(_own(first).values()) == 2 * 1_009
-    assert sum(_own(second).values()) == 2 * ROUND_TRIPS
-
-
-def test_what_a_target_did_lasts_until_its_end(tmp_path: Path) -> None:
-    """Of two: one that ends while a goroutine of it runs is not taken to run on until the recording ends."""
+    """What it was in when it ended is not taken to go on until the recording ends."""
     program = binary("pingpong")
     with Workload(program, "-n", 1_009) as one, Workload(program, "-n", ROUND_TRIPS) as other:
         with recording([one.pid, other.pid], tmp_path) as result:
             one.run()
             assert one.exit() == 0
             began = time.monotonic()
+            time.sleep(0.2)
             other.run()
             time.sleep(max(began + 1 - time.monotonic(), 0))
+        assert result.recorded
         first, second = result.replayed()
         (late,) = result.replayed(Selection(since_seconds=second.duration_ns / 1e9 - 0.5))
+    assert first.ended == f"the target (PID {one.pid}) exited"
+    assert (second.ended, result.recorded.ended) == ("interrupted", "interrupted")
+    assert sum(_own(first).values()) == 2 * 1_009
+    assert sum(_own(second).values()) == 2 * ROUND_TRIPS
     assert first.duration_ns < second.duration_ns - 0.8e9
     running_ns = sum(state.time_ns for state in first.states if state.state == "running")
     assert running_ns < second.duration_ns / 2

@@ -120,7 +120,8 @@ def test_a_file_cut_at_any_byte_is_read_to_its_last_whole_frame(tmp_path: Path) 
     for size in range(len(content)):
         path.write_bytes(content[:size])
         if size < ends[0]:
-            with pytest.raises(UnreadableRecording, match=r"not a recording|it is empty|ends before its header"):
+            said = r"not a recording|ends before its header" if size else "it is empty"
+            with pytest.raises(UnreadableRecording, match=said):
                 Recording.open(str(path))
             continue
         last = max(end for end in ends if end <= size)
