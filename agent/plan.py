@@ -66,9 +66,10 @@ from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL
 
 _Part = TypeVar("_Part")
 _RUNTIME = "runtime."
+_ONCE = "schedinit"  # runs once in a process's life
 _NAMES = [
     _RUNTIME + name
-    for name in (*ONE_TRANSITION, *OWN_SWAPS, *SYSCALLS, "preemptPark", *NEW_GOROUTINE, "runqput", *STOPS_NAMES)
+    for name in (*ONE_TRANSITION, *OWN_SWAPS, *SYSCALLS, "preemptPark", *NEW_GOROUTINE, "runqput", _ONCE, *STOPS_NAMES)
 ]
 
 
@@ -89,6 +90,7 @@ class Probe:
 class ProbePlan:
     """All that ``inspect`` prints and the session needs. ``probes`` has those first that are hit most.
 
+    ``anchor``: file offset of the instruction for the probe that comes out last, see :mod:`schedtrace.probe_keeper`.
     ``layout`` is None where the runtime's structs are not known; ``unseen`` says, for a reader, what the
     probes can't see; ``notes`` what else is worth knowing. ``sampled``: what the sampled level needs; None if
     that isn't possible, and ``sampled_obstacle`` then says why. ``runtime``: where the runtime's own state is, or why
@@ -103,6 +105,7 @@ class ProbePlan:
     symbols: str  # "symtab" | "pclntab"
     mode: str  # "casgstatus" | "functions"; at the sampled level "record"
     mode_reason: str
+    anchor: int
     layout: Layout | None
     probes: tuple[Probe, ...]
     unseen: tuple[str, ...]
@@ -197,6 +200,7 @@ class _Planner:
             symbols="pclntab" if symtab is None else "symtab",
             mode=mode,
             mode_reason=why,
+            anchor=self.binary.file_offset(self.functions[_ONCE].vaddr),
             layout=self.layout,
             probes=tuple(sorted(self.probes, key=_heat)),
             unseen=tuple(self.unseen),

@@ -9,15 +9,25 @@ dies while it merely holds probes harms nothing: its files are closed when the s
 So a child makes the probes and holds them as well as this process does. When this process ends, however it ends, the
 child reads the end of their channel, closes them and exits. It is in a session of its own and hears no Ctrl-C.
 
+With the last probe of a file the kernel forgets that a process has any (MMF_HAS_UPROBES, as soon as another of its
+threads comes by). A thread that a breakpoint stopped just before is in an interrupt that asks for that: its trap then
+is nobody's, and SIGTRAP kills the process. It can happen where taking a breakpoint out of memory doesn't wait for every
+CPU: with KVM's paravirtual TLB flush, AMD's INVLPGB, on arm64. A target was seen to die so, once. So there is an
+anchor: a probe at an instruction that no thread comes to any more, put in before all others, and taken out after them
+when every CPU has been seen outside of interrupts. Descriptors of a process that is killed are closed from the highest
+down, and the anchor's is the lowest.
+
 Probes of a window are held by the child alone, which takes them out when the window's time is over, or as soon as BPF
 says that a target has had as many hits as it may: however busy the session's process is.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
+import platform
 import select
 import signal
 import socket
@@ -27,7 +37,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 from typing import Any, Literal
 
 from schedtrace import uprobe_line, uprobe_multi, uprobe_pmu
@@ -39,6 +49,9 @@ Way = Literal["link", "perf", "line"]
 _MESSAGE_BYTES = 1 << 17
 _CLOSERS = 256  # so many are closed at a time: each waits for a grace period of the kernel
 _HELD_BY_CHILD = -1
+_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
+_MEMBARRIER_GLOBAL = 1
+_EVERY_CPU_SECONDS = 0.2  # where the kernel doesn't tell: an interrupt is over long before
 
 
 @dataclass(frozen=True)
@@ -99,14 +112,15 @@ class ProbeKeeper:
     def attach(
         self,
         way: Way,
-        program_fd: int,
+        program_fd: int | None,
         executable_fd: int,
         file_offsets: Sequence[int],
         pid: int,
         window: KeptWindow | None = None,
     ) -> list[Held]:
         """Run a program, loaded for that way, at instructions of the executable open at ``executable_fd``; with another
-        ``pid`` than :data:`uprobe_pmu.ANY_PROCESS` only in that process. With ``window``, the child alone holds them.
+        ``pid`` than :data:`uprobe_pmu.ANY_PROCESS` only in that process. Without a program it is an anchor, which is
+        taken out after those that are taken out with it. With ``window``, the child alone holds them.
 
         Raises OSError; probes put in until then are taken out again.
         """
@@ -115,7 +129,7 @@ class ProbeKeeper:
             question = {"way": way, "offsets": offsets, "pid": pid}
             if window:
                 question |= {"window": window.number, "until_ns": window.until_ns}
-            answer, descriptors = self._ask(question, [program_fd, executable_fd])
+            answer, descriptors = self._ask(question, [executable_fd, *([] if program_fd is None else [program_fd])])
             if answer["errno"]:
                 self.detach(held)
                 raise OSError(answer["errno"], os.strerror(answer["errno"]))
@@ -129,7 +143,7 @@ class ProbeKeeper:
 
     def detach(self, held: Sequence[Held]) -> None:
         """Take these probes out, and wait until they are."""
-        for probes in held:
+        for probes in reversed(held):  # if the child has been killed, it is these that keep them in
             if probes.descriptor != _HELD_BY_CHILD:
                 os.close(probes.descriptor)
         with suppress(OSError):  # a child that is gone has closed them
@@ -157,13 +171,22 @@ class _OpenWindow:
     taking_out: threading.Thread | None = None
 
 
+@dataclass(frozen=True)
+class _Probes:
+    """``line``: the name of their line, if that is the way."""
+
+    descriptor: int
+    line: str
+    is_anchor: bool
+
+
 @dataclass
 class _Child:
-    """What the child does and has: probes by number, as descriptor and the name of their line, if any."""
+    """What the child does and has: probes by number."""
 
     channel: socket.socket
     session_pid: int
-    held: dict[int, tuple[int, str]] = field(default_factory=dict)
+    held: dict[int, _Probes] = field(default_factory=dict)
     windows: dict[int, _OpenWindow] = field(default_factory=dict)
     made: int = 0
     ends_fd: int = -1
@@ -229,14 +252,19 @@ class _Child:
             if window.taking_out and not window.taking_out.is_alive():
                 del self.windows[number]
 
-    def _put_in(self, question: dict[str, Any], program_fd: int, executable_fd: int) -> None:
+    def _put_in(self, question: dict[str, Any], executable_fd: int, program_fd: int | None = None) -> None:
+        is_anchor = program_fd is None
         try:
             self.made += 1
+            if program_fd is None:
+                program_fd = uprobe_multi.load_empty_program(
+                    uprobe_multi.ATTACH_TYPE if question["way"] == "link" else 0
+                )
             probe, line = self._make(question, program_fd, executable_fd)
         except OSError as error:
             self._answer({"errno": error.errno or errno.EIO})
         else:
-            self.held[self.made] = (probe, line)
+            self.held[self.made] = _Probes(probe, line, is_anchor)
             if "window" in question:
                 window = self.windows.get(question["window"])
                 if not window or window.taking_out:
@@ -246,8 +274,9 @@ class _Child:
             else:
                 self._answer({"errno": 0, "number": self.made}, probe)
         finally:
-            os.close(program_fd)
             os.close(executable_fd)
+            if program_fd is not None:
+                os.close(program_fd)
 
     def _make(self, question: dict[str, Any], program_fd: int, executable_fd: int) -> tuple[int, str]:
         path, offsets, pid = f"/proc/self/fd/{executable_fd}", question["offsets"], question["pid"]
@@ -263,19 +292,32 @@ class _Child:
 
     def _take_out(self, numbers: list[int]) -> None:
         probes = [self.held.pop(number) for number in numbers if number in self.held]
+        _close([each for each in probes if not each.is_anchor])
+        if anchors := [each for each in probes if each.is_anchor]:
+            _wait_for_every_cpu()
+            _close(anchors)
 
-        def close_every(start: int) -> None:
-            for descriptor, _ in probes[start::_CLOSERS]:
-                os.close(descriptor)
 
-        threads = [threading.Thread(target=close_every, args=(i,)) for i in range(min(len(probes), _CLOSERS))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for _, line in probes:
-            if line:
-                uprobe_line.remove(line)
+def _close(probes: Sequence[_Probes]) -> None:
+    def close_every(start: int) -> None:
+        for each in probes[start::_CLOSERS]:
+            os.close(each.descriptor)
+
+    threads = [threading.Thread(target=close_every, args=(i,)) for i in range(min(len(probes), _CLOSERS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in probes:
+        if each.line:
+            uprobe_line.remove(each.line)
+
+
+def _wait_for_every_cpu() -> None:
+    """Until each CPU has been outside of interrupts: membarrier's oldest command is a grace period of RCU."""
+    number, libc = _MEMBARRIER.get(platform.machine()), ctypes.CDLL(None)
+    if number is None or libc.syscall(ctypes.c_long(number), ctypes.c_int(_MEMBARRIER_GLOBAL), ctypes.c_uint(0)):
+        sleep(_EVERY_CPU_SECONDS)  # EINVAL with nohz_full, EPERM under a filter
 
 
 def _go_first() -> None:

@@ -145,6 +145,7 @@ def plan_json(plan: ProbePlan) -> Json:
             }
             for p in plan.probes
         ],
+        "anchor": plan.anchor,
         "unseen": list(plan.unseen),
         "notes": list(plan.notes),
         "levels": list(plan.levels),

@@ -31,12 +31,16 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
+ANCHOR = "anchor"
+"""Not a BPF function: the probe that does nothing and is taken out last, see :mod:`schedtrace.probe_keeper`."""
+
+
 @dataclass(frozen=True)
 class ProbeSite:
     """Where a program goes: on the instruction at ``file_offset`` of an executable."""
 
     program: str
-    """BPF function, for example "on_probe"."""
+    """BPF function, for example "on_probe"; or :data:`ANCHOR`."""
     file_offset: int
 
 
@@ -174,10 +178,8 @@ class Session:
         try:
             for program, file_offsets in offsets.items():
                 with explained(f"can't put probe {program} at offsets {file_offsets}", AttachFailed), uninterrupted():
-                    program_fd = self._program(program, multi=way == "link")
-                    attachment.held += self._keeper.attach(
-                        way, program_fd, executable_fd, file_offsets, pid, kept
-                    )
+                    program_fd = None if program == ANCHOR else self._program(program, multi=way == "link")
+                    attachment.held += self._keeper.attach(way, program_fd, executable_fd, file_offsets, pid, kept)
         except AttachFailed:
             self.detach([attachment])
             raise

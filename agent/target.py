@@ -15,7 +15,7 @@ from schedtrace.plan import ProbePlan
 from schedtrace.procfs import Process
 from schedtrace.reasons import running_reasons, target_record
 from schedtrace.runtime_plan import GOROUTINE_OF_THREAD
-from schedtrace.session import ProbeSite, Session
+from schedtrace.session import ANCHOR, ProbeSite, Session
 
 _STALE_REASONS_UNTIL = 19  # Go 1.19
 _CALIBRATED = {
@@ -38,7 +38,8 @@ def sites_of(plan: ProbePlan) -> list[ProbeSite]:
         raise AttachFailed(
             f"{len(plan.probes)} probes are more than the {abi.SITE_LIMIT - 1} that one target can have"
         )
-    return [ProbeSite(program_of(probe.kind), probe.file_offset) for probe in plan.probes]
+    sites = [ProbeSite(program_of(probe.kind), probe.file_offset) for probe in plan.probes]
+    return [ProbeSite(ANCHOR, plan.anchor), *sites]
 
 
 def record_of(plan: ProbePlan, load_bias: int) -> abi.Target:

@@ -37,7 +37,7 @@ def refusal() -> int:
     memory_file = os.memfd_create("schedtrace-check")
     try:
         os.write(memory_file, bytes(4096))
-        program = _load_empty_program()
+        program = load_empty_program(ATTACH_TYPE)
         try:
             os.close(attach(program, f"/proc/self/fd/{memory_file}", (0,)))
         finally:
@@ -72,7 +72,9 @@ def attach(program_fd: int, path: str, file_offsets: Sequence[int], pid: int = A
     )
 
 
-def _load_empty_program() -> int:
+def load_empty_program(attach_type: int = 0) -> int:
+    """A program of the kprobe kind that does nothing: with :data:`ATTACH_TYPE` for such a link, else for perf events.
+    Returns its descriptor. Raises OSError."""
     code, licence = ctypes.create_string_buffer(_RETURN_ZERO), ctypes.create_string_buffer(b"GPL")
     return _bpf(
         _PROG_LOAD,
@@ -80,7 +82,7 @@ def _load_empty_program() -> int:
             "<IIQQIIQII16sII",
             *(_KPROBE, len(_RETURN_ZERO) // 8, ctypes.addressof(code), ctypes.addressof(licence)),
             *(0, 0, 0, 0, 0),  # log_level, log_size, log_buf, kern_version, prog_flags
-            *(b"schedtrace", 0, ATTACH_TYPE),  # prog_name, prog_ifindex, expected_attach_type
+            *(b"schedtrace", 0, attach_type),  # prog_name, prog_ifindex, expected_attach_type
         ),
     )
 

@@ -4,6 +4,7 @@ import ctypes
 import os
 import shutil
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,10 @@ from schedtrace.calibrate import CodePage
 from schedtrace.compilation import Compilation, Sizes
 from schedtrace.join import Counts
 from schedtrace.plan import ProbePlan, make_plan
+from schedtrace.probe_keeper import Way
 from schedtrace.procfs import open_process
 from schedtrace.session import Session, Snapshot, Window
+from schedtrace.symbols.binary import Binary
 from tests.target_text import BREAKPOINTS, TargetText
 from tests.workload import Workload, binary
 
@@ -104,6 +107,47 @@ def test_ends_by_itself(session: Session, plan: ProbePlan, program: Path) -> Non
             assert session._foreign_hits() == session._foreign_before  # nobody hits anything any more
             session.free_window(window)
             assert session.room == 4
+
+
+@pytest.mark.parametrize("way", ["link", "perf", "line"])
+def test_the_anchor_is_in_before_all_others_and_out_after_them(
+    way: Way, session: Session, plan: ProbePlan, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a breakpoint that a thread has just come to when it is taken out could kill its process."""
+    monkeypatch.setattr(Session, "_way", lambda *_: way)
+    with Workload(program, "-n", ENDLESS) as load, program.open("rb") as file, Binary.open(program) as elf:
+        text, anchor = TargetText.of(load.pid, program), elf.vaddr_at(plan.anchor)
+        others = [probe.vaddr for probe in plan.probes]
+        for _ in range(3):
+            looks: list[tuple[bool, bool]] = []
+            done = threading.Event()
+            looker = threading.Thread(target=_look, args=(load.pid, anchor, others, looks, done))
+            looker.start()
+            attachment = session.attach(file.fileno(), target.sites_of(plan))
+            assert text.breakpoints() == {anchor, *others}
+            session.detach([attachment])
+            done.set()
+            looker.join()
+            assert text.differences() == {}
+            assert (False, True) not in looks
+            assert (True, False) in looks[last_index(looks, (True, True)) :]
+
+
+def _look(pid: int, anchor: int, others: list[int], looks: list[tuple[bool, bool]], done: threading.Event) -> None:
+    """Add to ``looks`` whether there is the anchor, and whether there is any other."""
+    breakpoint_bytes = BREAKPOINTS[os.uname().machine]
+
+    def is_in(address: int) -> bool:
+        return os.pread(memory.fileno(), len(breakpoint_bytes), address) == breakpoint_bytes
+
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        while not done.is_set():
+            before, other = is_in(anchor), any(map(is_in, others))
+            looks.append((before or is_in(anchor), other))
+
+
+def last_index(values: list[tuple[bool, bool]], value: tuple[bool, bool]) -> int:
+    return len(values) - 1 - values[::-1].index(value)
 
 
 def test_nothing_is_left_of_a_window_in_the_next(session: Session, plan: ProbePlan, program: Path) -> None:
@@ -194,7 +238,7 @@ def test_what_a_program_returns_takes_no_breakpoint_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(uprobe_multi, "_RETURN_ZERO", struct.pack("<QQ", 0x1_0000_00B7, 0x95))
     size = len(BREAKPOINTS[os.uname().machine])
     with CodePage() as page:
-        program = uprobe_multi._load_empty_program()
+        program = uprobe_multi.load_empty_program(uprobe_multi.ATTACH_TYPE)
         link = uprobe_multi.attach(program, f"/proc/self/fd/{page.fd}", page.emulated[:1])
         page.pass_sites(10)
         text = ctypes.string_at(page._address + page.emulated[0], size)

@@ -13,9 +13,11 @@ from schedtrace.attachments import Attachments, Probed
 from schedtrace.binaries import GoBinary
 from schedtrace.bpf_text import program_of
 from schedtrace.errors import AttachFailed
-from schedtrace.session import Attachment, ProbeSite, Session
+from schedtrace.session import ANCHOR, Attachment, ProbeSite, Session
 
-PLAN = cast(Any, SimpleNamespace(sampled=None, probes=(SimpleNamespace(kind=ProbeKind.CASGSTATUS, file_offset=64),)))
+PLAN = cast(
+    Any, SimpleNamespace(anchor=32, sampled=None, probes=(SimpleNamespace(kind=ProbeKind.CASGSTATUS, file_offset=64),))
+)
 
 
 def _binary(device: int, inode: int) -> GoBinary:
@@ -32,7 +34,7 @@ class _Session:
 
     def attach(self, executable_fd: int, sites: Sequence[ProbeSite], pid: int) -> Attachment:
         assert executable_fd == 3
-        assert list(sites) == [ProbeSite(program_of(ProbeKind.CASGSTATUS), 64)]
+        assert list(sites) == [ProbeSite(ANCHOR, 32), ProbeSite(program_of(ProbeKind.CASGSTATUS), 64)]
         if self.refuses:
             raise AttachFailed("it has gone")
         self.pids.append(pid)

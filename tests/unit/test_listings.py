@@ -44,6 +44,7 @@ def plan(layout: Layout | None, *probes: Probe, notes: tuple[str, ...] = ()) -> 
         symbols="pclntab",
         mode="casgstatus",
         mode_reason="complete, and system calls do not pass through it",
+        anchor=0x7A4C0,
         layout=layout,
         probes=probes,
         unseen=("system calls: a goroutine in one counts as running",),
@@ -133,6 +134,7 @@ def test_inspect() -> None:
         "wait_reasons": ["", "chan receive"],
         "wait_reasons_source": "target",
     }
+    assert listing.json["anchor"] == 0x7A4C0
     assert listing.json["probes"][0] == {
         "function": "runtime.casgstatus",
         "kind": "casgstatus",
