@@ -2,14 +2,17 @@
 
 Probes are put in for half a second, taken out, and put in again, and what the target's work costs it with them is
 compared with the half seconds before and after. Nothing else comes and goes with them: switches are not counted, no
-agent runs. Others who use the machine make some of these turns worthless, so that medians are taken.
+agent runs. Others who use the machine make some of these turns worthless, so that medians are taken. Where there are
+few hits, what is measured is a small part of what the work costs, which is never twice the same: turns are added.
 """
 
+import math
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,21 +29,35 @@ from schedtrace.session import Session
 from schedtrace.target import Bill
 from schedtrace.window import FULL_LEVEL, SAMPLED_LEVEL
 
-TURNS, TURN_SECONDS, SETTLE_SECONDS = 60, 0.5, 1.0
+TURNS, MOST_TURNS = 60, 480
+TURN_SECONDS, SETTLE_SECONDS = 0.5, 1.0
+CERTAIN = HONEST / 2
+"""Turns are added until the median is known up to that part of it."""
+_DEVIATIONS = 1.96  # 95 %
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one level: hits a second, and of a hit what it took and what was charged, in ns, turn by turn."""
+    """Of one level: how many turns, hits a second, and of a hit what it took (the median's 95 % interval reaches as far
+    as ``margin_ns`` either way) and what was charged, in ns."""
 
+    turns: int
     hits_rate: float
-    took_ns: Spread
+    took_ns: float
+    margin_ns: float
     charged_ns: Spread
 
     @property
     def differs(self) -> float:
         """By what part of it the charge does from what was taken."""
-        return abs(self.charged_ns.median / self.took_ns.median - 1)
+        return abs(self.charged_ns.median / self.took_ns - 1)
+
+
+def _margin(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of their median, from their order alone."""
+    ordered, away = sorted(values), _DEVIATIONS * math.sqrt(len(values)) / 2
+    low, high = math.floor(len(values) / 2 - away), math.ceil(len(values) / 2 + away)
+    return (ordered[min(high, len(values) - 1)] - ordered[max(low, 0)]) / 2
 
 
 def _piece(load: Working) -> Reading:
@@ -55,7 +72,8 @@ def measure(load: Working, image: Image) -> Measured:
     """Put the probes of the image's plan in and take them out again, many times. Raises BenchError."""
     plan = image.plan
     record, sampler = target.record_of(plan, image.load_bias), target.sampler_of(plan, image.load_bias)
-    bare, probed, charged, hits = [_piece(load)], [], [], []
+    took: list[float] = []
+    charged, hits, before = [], [], _piece(load)
     with ExitStack() as stack:
         compilation = stack.enter_context(Compilation(Sizes(targets=2), target.programs_of(plan)))
         session = stack.enter_context(Session(compilation, target.programs_of(plan)))
@@ -63,10 +81,10 @@ def measure(load: Working, image: Image) -> Measured:
         if calibration is None:
             raise BenchError("what a hit costs can't be calibrated")
         bill = Bill()
-        for _ in range(TURNS):
+        while len(took) < TURNS or (len(took) < MOST_TURNS and _margin(took) > CERTAIN * statistics.median(took)):
             attachment = session.attach(image.descriptor, target.sites_of(plan))
             session.watch(load.pid, record, sampler=sampler, time_before=False)
-            probed.append(_piece(load))
+            probed = _piece(load)
             snapshot = session.retire([load.pid])[load.pid]
             session.detach([attachment])
             calibration.measure()
@@ -76,13 +94,12 @@ def measure(load: Working, image: Image) -> Measured:
                 raise BenchError(f"the target (PID {load.pid}) has ended, or does not hit any probe")
             hits.append(sum(snapshot.hits))
             charged.append(bill.ns / hits[-1])
-            bare.append(_piece(load))
-    took = []
-    for i, (one, n) in enumerate(zip(probed, hits, strict=True)):
-        around = [bare[i], bare[i + 1]]
-        unit_ns = sum(piece.cpu_ns for piece in around) / sum(piece.units for piece in around)
-        took.append((one.cpu_ns - one.units * unit_ns) / n)
-    return Measured(statistics.median(hits) / TURN_SECONDS, Spread.of(took), Spread.of(charged))
+            after = _piece(load)
+            unit_ns = (before.cpu_ns + after.cpu_ns) / (before.units + after.units)
+            took.append((probed.cpu_ns - probed.units * unit_ns) / hits[-1])
+            before = after
+    rate = statistics.median(hits) / TURN_SECONDS
+    return Measured(len(took), rate, statistics.median(took), _margin(took), Spread.of(charged))
 
 
 def _levels(load: Working) -> dict[str, Measured]:
@@ -97,9 +114,17 @@ def _levels(load: Working) -> dict[str, Measured]:
             os.close(image.descriptor)
 
 
+COLUMNS = ("hits/s", "took, ns", "charged, ns")
+
+
+def columns(one: Measured) -> list[str]:
+    """As :data:`COLUMNS`."""
+    return [f"{one.hits_rate:,.0f}", f"{one.took_ns:.0f} ± {one.margin_ns:.0f}", one.charged_ns.text(0)]
+
+
 def main() -> None:
     print("CPU time of a hit: what it took of a busy target, and what it was charged with")
-    print("(medians, in brackets the middle half of the turns)")
+    print("(medians; what it took with the 95 % interval, what was charged with the middle half of the turns)")
     print_conditions()
     print()
     rows, found = [], {}
@@ -108,10 +133,8 @@ def main() -> None:
             time.sleep(SETTLE_SECONDS)
             for level, one in _levels(load).items():
                 found[work, level] = one
-                rows.append(
-                    [f"{work}: {level}", f"{one.hits_rate:,.0f}", one.took_ns.text(0), one.charged_ns.text(0)]
-                )
-    print_table(["", "hits/s", "took, ns", "charged, ns"], rows)
+                rows.append([f"{work}: {level}", f"{one.turns}", *columns(one)])
+    print_table(["", "turns", *COLUMNS], rows)
     for (work, level), one in found.items():
         if work != CHANNELS:  # there the target's own work gets cheaper
             print_limit(f"{work}, {level}: charged, differs by", 100 * one.differs, 100 * HONEST, unit=" %")

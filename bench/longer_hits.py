@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from bench.bill import SETTLE_SECONDS, Measured, measure
+from bench.bill import COLUMNS, SETTLE_SECONDS, Measured, columns, measure
 from bench.measurement import print_conditions, print_table
 from bench.working import CHANNELS, ONE_CPU, working
 from schedtrace import compilation
@@ -55,17 +55,17 @@ def _measure(work: str, text: Callable[[], str]) -> Measured:
 
 def main() -> None:
     print(f"A hit of the sampled level, as it is and {LONGER_NS} ns longer: what it took, and what it was charged with")
-    print("(medians, in brackets the middle half of the turns)")
+    print("(medians; what it took with the 95 % interval, what was charged with the middle half of the turns)")
     print_conditions()
     print()
     rows = []
     for work in (ONE_CPU, CHANNELS):
         usual, longer = (_measure(work, text) for text in (source_text, longer_text))
         for name, one in (("as they are", usual), ("longer", longer)):
-            rows.append([f"{work}: {name}", f"{one.hits_rate:,.0f}", one.took_ns.text(0), one.charged_ns.text(0)])
-        took = longer.took_ns.median - usual.took_ns.median
+            rows.append([f"{work}: {name}", *columns(one)])
+        took = longer.took_ns - usual.took_ns
         rows.append(["  more", "", f"{took:+.0f}", f"{longer.charged_ns.median - usual.charged_ns.median:+.0f}"])
-    print_table(["", "hits/s", "took, ns", "charged, ns"], rows)
+    print_table(["", *COLUMNS], rows)
 
 
 if __name__ == "__main__":
