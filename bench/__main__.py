@@ -1,4 +1,4 @@
-"""All benches, one after the other: `make bench`. Takes an hour and three quarters, and writes to standard output only.
+"""All benches, one after the other: `make bench`. Takes two hours and a quarter, and writes to standard output only.
 
 With --write, also into the documents whose figures they are: `make bench-docs`. Names of benches: those alone.
 """
